@@ -1,0 +1,206 @@
+"""Plain data -> Recipe, and back: strict, and every problem at once.
+
+Used by the launcher on what Hydra composed and by the trainer on a resolved ``recipe.yaml``, so both
+accept exactly the same recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from recipes.errors import Problem, RecipeError
+from recipes.schema import Effect, Recipe
+
+MISSING = "???"
+"""What Hydra and OmegaConf write for a value that must be given."""
+
+_INVALID = object()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Key:
+    """One leaf of the schema."""
+
+    path: str
+    """Dotted path, for example ``optimizer.learning_rate``."""
+    type: Any
+    default: Any
+    """MISSING when the key must be given."""
+    doc: str
+    effect: Effect
+    minimum: float | None
+    maximum: float | None
+    above: float | None
+
+
+@functools.cache
+def keys() -> Mapping[str, Key]:
+    """All leaves of the schema by dotted path, in schema order."""
+    return {key.path: key for key in _walk(Recipe, "")}
+
+
+def _walk(cls: type[Any], prefix: str) -> Iterator[Key]:
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        path, hint = f"{prefix}{field.name}", hints[field.name]
+        if dataclasses.is_dataclass(hint):
+            yield from _walk(typing.cast(type[Any], hint), f"{path}.")
+            continue
+        default = MISSING if field.default is dataclasses.MISSING else field.default
+        yield Key(path=path, type=hint, default=default, **field.metadata)
+
+
+def defaults() -> dict[str, Any]:
+    """The schema's defaults as nested plain data; what must be given is MISSING."""
+    return nest({path: key.default for path, key in keys().items()})
+
+
+def recipe_from_dict(data: object, *, origins: Mapping[str, str] | None = None) -> Recipe:
+    """Reads nested plain data strictly.
+
+    Args:
+      data: nested mappings with the schema's keys; absent keys take their defaults.
+      origins: where each dotted key came from, for messages.
+
+    Raises:
+      RecipeError: unknown keys, missing values, wrong types or values out of bounds; all of them.
+    """
+    reader = _Reader(origins or {})
+    recipe = reader.read(Recipe, data, "")
+    if reader.problems:
+        name = data.get("name") if isinstance(data, Mapping) else None
+        raise RecipeError(str(name or "?"), reader.problems)
+    return typing.cast(Recipe, recipe)
+
+
+def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
+    """Nested plain data in schema order; ``recipe_from_dict`` reads it back."""
+    return dataclasses.asdict(recipe)
+
+
+def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings -> dotted path to leaf."""
+    flat: dict[str, Any] = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value:
+            flat.update(flatten(value, f"{prefix}{name}."))
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse of :func:`flatten`."""
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        *parents, leaf = path.split(".")
+        node = nested
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        node[leaf] = value
+    return nested
+
+
+def nearest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that ``word`` was probably meant to be, or None."""
+    pool = list(candidates)
+    found = difflib.get_close_matches(word, pool, n=1, cutoff=0.6)
+    if found:
+        return found[0]
+    last = word.rsplit(".", 1)[-1]
+    same_leaf = [name for name in pool if name.rsplit(".", 1)[-1] == last]
+    return same_leaf[0] if len(same_leaf) == 1 else None
+
+
+class _Reader:
+    def __init__(self, origins: Mapping[str, str]) -> None:
+        self.origins = origins
+        self.problems: list[Problem] = []
+
+    def report(self, path: str, value: object, reason: str, fix: str) -> object:
+        self.problems.append(
+            Problem(key=path, value=value, reason=reason, fix=fix, origin=self.origins.get(path, ""))
+        )
+        return _INVALID
+
+    def read(self, cls: type[Any], data: object, prefix: str) -> object:
+        """Reads one dataclass; returns _INVALID when anything below it is wrong."""
+        if not isinstance(data, Mapping):
+            return self.report(prefix.rstrip(".") or "recipe", data, "is not a mapping", "give keys and values")
+        hints = typing.get_type_hints(cls)
+        for name in data:
+            if name not in hints:
+                self._unknown(f"{prefix}{name}", data[name])
+        values = {
+            field.name: self._field(field, hints[field.name], data, prefix) for field in dataclasses.fields(cls)
+        }
+        return _INVALID if any(v is _INVALID for v in values.values()) else cls(**values)
+
+    def _unknown(self, path: str, value: object) -> None:
+        guess = nearest(path, keys())
+        fix = f"did you mean {guess}?" if guess else "remove it; `muster show RECIPE` lists every key"
+        self.report(path, value, "is not a key of a recipe", fix)
+
+    def _field(self, field: dataclasses.Field[Any], hint: Any, data: Mapping[str, Any], prefix: str) -> object:
+        path = f"{prefix}{field.name}"
+        if dataclasses.is_dataclass(hint):
+            return self.read(typing.cast(type[Any], hint), data.get(field.name, {}), f"{path}.")
+        value = data.get(field.name, MISSING if field.default is dataclasses.MISSING else field.default)
+        if isinstance(value, str) and value == MISSING:
+            return self.report(path, None, "must be given", f"set {path} ({field.metadata['doc']})")
+        return self._value(keys()[path], hint, value)
+
+    def _value(self, key: Key, hint: Any, value: object) -> object:
+        if isinstance(hint, types.UnionType):
+            options = [option for option in typing.get_args(hint) if option is not type(None)]
+            return None if value is None else self._value(key, options[0], value)
+        if typing.get_origin(hint) is Literal:
+            return self._choice(key, typing.get_args(hint), value)
+        converted = _convert(hint, value)
+        if converted is _INVALID:
+            wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
+            return self.report(key.path, value, f"is not {wanted}", f"give {wanted}: {key.doc}")
+        return self._bounded(key, converted)
+
+    def _choice(self, key: Key, options: tuple[str, ...], value: object) -> object:
+        if value in options:
+            return value
+        guess = nearest(str(value), options)
+        listed = ", ".join(options)
+        fix = f"did you mean {guess}? (one of {listed})" if guess else f"use one of {listed}"
+        return self.report(key.path, value, "is not an option", fix)
+
+    def _bounded(self, key: Key, value: Any) -> object:
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
+            return value
+        if not math.isfinite(value):
+            return self.report(key.path, value, "is not finite", "give a finite number")
+        if key.minimum is not None and value < key.minimum:
+            return self.report(key.path, value, f"is below {key.minimum:g}", f"give at least {key.minimum:g}")
+        if key.above is not None and value <= key.above:
+            return self.report(key.path, value, f"is not above {key.above:g}", f"give more than {key.above:g}")
+        if key.maximum is not None and value > key.maximum:
+            return self.report(key.path, value, f"is above {key.maximum:g}", f"give at most {key.maximum:g}")
+        return value
+
+
+def _convert(hint: Any, value: object) -> object:
+    """``value`` as ``hint`` without loss, or _INVALID. YAML 1.1 reads ``3e-4`` as a text."""
+    if hint is float and isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            return _INVALID
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if type(value) is hint:
+        return value
+    return _INVALID
