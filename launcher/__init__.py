@@ -1,0 +1,1 @@
+"""Where and how a recipe runs: plan, agent, supervision, back ends and the `muster` command."""

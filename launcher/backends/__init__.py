@@ -1,0 +1,1 @@
+"""Where a plan can run: submit, observe, logs, stop."""

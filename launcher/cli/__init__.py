@@ -1,0 +1,1 @@
+"""The `muster` command: one file a verb, loaded when it is called."""

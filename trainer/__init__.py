@@ -1,0 +1,1 @@
+"""The JAX program: `python -m trainer RECIPE.yaml` runs without the launcher."""

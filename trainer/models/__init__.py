@@ -1,0 +1,1 @@
+"""The models, by the names that recipes use."""
