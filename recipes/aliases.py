@@ -85,7 +85,8 @@ def _render(alias: str, meaning: AliasMeaning) -> Iterator[str]:
     if chip.cores_per_chip > 1:
         size += f" ({meaning.num_chips * chip.cores_per_chip} TensorCores)"
     hosts = f"{meaning.num_hosts} host{'s' * (meaning.num_hosts > 1)} of {meaning.chips_per_host}"
-    yield f"{alias} in {meaning.tool}: {chip.name} {meaning.topology}, {size}, {hosts}, {meaning.machine_type}"
+    slice_text = f"{chip.name} {meaning.topology}, {size}, {hosts}, {meaning.machine_type}"
+    yield f"{alias} in {meaning.tool}: {slice_text}"
     if meaning.other_topologies:
         yield f"  also of that size: {', '.join(meaning.other_topologies)}"
     yield f"  recipe: {meaning.overrides}"

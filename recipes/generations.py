@@ -16,6 +16,7 @@ from typing import Any
 
 CPU = "cpu"
 CUBE_EDGE = 4
+_DATA_FILE = Path(__file__).with_name("hardware.json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,7 @@ def generations() -> Mapping[str, Generation]:
 @functools.cache
 def catalogue() -> Mapping[str, Any]:
     """The data file as it is."""
-    data: Mapping[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="ascii"))
+    data: Mapping[str, Any] = json.loads(_DATA_FILE.read_text(encoding="ascii"))
     return data
 
 
