@@ -1,0 +1,220 @@
+"""Storage in a GCS bucket, by the official client; all writes carry generation preconditions where asked.
+
+Logs are numbered parts, ``<path>.<offset of its first byte>``, because objects cannot grow. The
+client library is imported inside functions only: opening a local run must not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import secrets
+from collections.abc import Iterator
+from typing import Any
+
+from launcher.storage_types import (
+    READ_LIMIT_BYTES,
+    Conflict,
+    Exists,
+    Names,
+    NotFound,
+    Storage,
+    StorageError,
+    Unavailable,
+    Version,
+    checked_path,
+    checked_prefix,
+    denied,
+)
+
+CALL_TIMEOUT_S = (10.0, 60.0)
+"""To connect, and between bytes."""
+RETRY_TIMEOUT_S = 60.0
+Blobs = list[Any]
+Parts = list[tuple[int, int, Any]]
+_WRITE_ID = "muster-write-id"
+_OFFSET_DIGITS = 15
+
+
+class GcsStorage:
+    """Objects are those of ``gs://bucket/prefix/``."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self._bucket_name = bucket
+        self._prefix = f"{prefix}/" if prefix else ""
+
+    @property
+    def url(self) -> str:
+        return f"gs://{self._bucket_name}/{self._prefix}".rstrip("/")
+
+    def child(self, path: str) -> Storage:
+        return GcsStorage(self._bucket_name, self._prefix + checked_path(path))
+
+    def read(self, path: str) -> bytes:
+        return self.read_versioned(path)[0]
+
+    def read_versioned(self, path: str) -> tuple[bytes, Version]:
+        blob = self._blob(checked_path(path))
+        with self._explained("read", path):
+            # One whole download: its checksum is verified, and its header gives the generation it had.
+            data: bytes = blob.download_as_bytes(timeout=CALL_TIMEOUT_S, retry=_retry())
+        if len(data) > READ_LIMIT_BYTES:
+            raise StorageError(
+                f"{self._where(path)} is larger than {READ_LIMIT_BYTES} bytes",
+                hint="it was not written by Muster",
+            )
+        return data, Version(str(blob.generation))
+
+    def create(self, path: str, data: bytes) -> Version:
+        try:
+            return self._write(checked_path(path), data, 0)
+        except Conflict as error:
+            raise Exists(f"{self._where(path)} exists already") from error
+
+    def replace(self, path: str, data: bytes, *, if_version: Version | None = None) -> Version:
+        return self._write(checked_path(path), data, None if if_version is None else int(if_version))
+
+    def list(self, prefix: str = "") -> Names:
+        return [blob.name.removeprefix(self._prefix) for blob in self._blobs(_folder(prefix), prefix)]
+
+    def children(self, prefix: str = "") -> Names:
+        folder = _folder(prefix)
+        with self._explained("list", prefix):
+            listing = _client().list_blobs(
+                self._bucket_name,
+                prefix=self._prefix + folder,
+                delimiter="/",
+                timeout=CALL_TIMEOUT_S,
+                retry=_retry(),
+            )
+            found = {blob.name for blob in listing} | {name.rstrip("/") for name in listing.prefixes}
+        return sorted(name.removeprefix(self._prefix + folder) for name in found)
+
+    def delete(self, path: str) -> None:
+        with contextlib.suppress(NotFound), self._explained("delete", path):
+            self._blob(checked_path(path)).delete(timeout=CALL_TIMEOUT_S, retry=_retry())
+
+    def write_log(self, path: str, offset: int, data: bytes) -> None:
+        if data:
+            self._write(checked_path(f"{path}.{offset:0{_OFFSET_DIGITS}d}"), data, None)
+
+    def read_log(self, path: str, offset: int = 0, *, limit_bytes: int | None = None) -> bytes:
+        read = bytearray()
+        for start, size, blob in self._parts(path):
+            if start + size <= offset:
+                continue
+            if limit_bytes is not None and len(read) >= limit_bytes:
+                break
+            with self._explained("read", path):
+                part = blob.download_as_bytes(timeout=CALL_TIMEOUT_S, retry=_retry())
+            read += part[max(0, offset - start) :]
+        return bytes(read if limit_bytes is None else read[:limit_bytes])
+
+    def log_size(self, path: str) -> int:
+        return max((start + size for start, size, _ in self._parts(path)), default=0)
+
+    def _parts(self, path: str) -> Parts:
+        blobs = self._blobs(f"{checked_path(path)}.", path)
+        suffixes = ((blob, blob.name.removeprefix(f"{self._prefix}{path}.")) for blob in blobs)
+        parts = [(int(suffix), int(blob.size or 0), blob) for blob, suffix in suffixes if suffix.isdigit()]
+        return sorted(parts, key=lambda part: part[0])
+
+    def _blobs(self, start: str, path: str) -> Blobs:
+        with self._explained("list", path):
+            listing = _client().list_blobs(
+                self._bucket_name, prefix=self._prefix + start, timeout=CALL_TIMEOUT_S, retry=_retry()
+            )
+            return [*listing]
+
+    def _write(self, path: str, data: bytes, if_generation: int | None) -> Version:
+        """Uploads in one request.
+
+        A retried request may find its own first try done; the write id tells that from a lost race.
+        """
+        blob = self._blob(path)
+        write_id = secrets.token_hex(8)
+        blob.metadata = {_WRITE_ID: write_id}
+        try:
+            with self._explained("write", path):
+                blob.upload_from_string(
+                    data,
+                    content_type=_content_type(path),
+                    if_generation_match=if_generation,
+                    timeout=CALL_TIMEOUT_S,
+                    retry=_retry(),
+                )
+        except Conflict:
+            with contextlib.suppress(NotFound), self._explained("read", path):
+                blob.reload(timeout=CALL_TIMEOUT_S, retry=_retry())
+                if (blob.metadata or {}).get(_WRITE_ID) == write_id:
+                    return Version(str(blob.generation))
+            raise
+        return Version(str(blob.generation))
+
+    def _blob(self, path: str) -> Any:
+        return _client().bucket(self._bucket_name).blob(self._prefix + path)
+
+    def _where(self, path: str) -> str:
+        return f"{self.url}/{path}" if path else self.url
+
+    @contextlib.contextmanager
+    def _explained(self, action: str, path: str) -> Iterator[None]:
+        """Turns what the service says into an error with a hint."""
+        from google.api_core import exceptions as api
+        from google.auth import exceptions as auth
+
+        where = self._where(path)
+        try:
+            yield
+        except api.NotFound as error:
+            if action in ("list", "write") or "bucket does not exist" in str(error).lower():
+                raise StorageError(
+                    f"bucket {self._bucket_name} does not exist",
+                    hint=f"run `gcloud storage buckets create gs://{self._bucket_name}`, or correct run.root",
+                ) from error
+            raise NotFound(f"{where} does not exist") from error
+        except api.PreconditionFailed as error:
+            raise Conflict(f"{where} was changed by another process") from error
+        except (api.Forbidden, api.Unauthorized, auth.RefreshError) as error:
+            hint = f"this identity needs roles/storage.objectUser on gs://{self._bucket_name}"
+            raise denied(action, where, _first_line(error), hint) from error
+        except (api.GoogleAPIError, auth.GoogleAuthError, OSError) as error:
+            raise Unavailable(
+                f"cannot {action} {where}: {_first_line(error)}",
+                hint="the storage service did not answer; look at the network, then start again",
+            ) from error
+
+
+def _folder(prefix: str) -> str:
+    return f"{checked_prefix(prefix)}/" if prefix else ""
+
+
+def _content_type(path: str) -> str:
+    return "application/json" if path.endswith(".json") else "text/plain; charset=utf-8"
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0][:300]
+
+
+@functools.cache
+def _client() -> Any:
+    """One client a process: it keeps connections and is safe to share between threads."""
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage
+
+    try:
+        return storage.Client(project=None)
+    except DefaultCredentialsError as error:
+        raise StorageError(
+            "no Google Cloud credentials were found",
+            hint="run `gcloud auth application-default login`, or use a local run.root",
+        ) from error
+
+
+@functools.cache
+def _retry() -> Any:
+    """The library's own policy (429, 5xx, dropped connections) with an end. 403 and 412 are not retried."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY.with_timeout(RETRY_TIMEOUT_S)
