@@ -1,0 +1,195 @@
+"""Who may act on a run: ``lease.json``, taken and handed over only by versioned writes.
+
+A lease is free when it was released, when it expired, or when its owner's process is dead on this
+very machine. It is never deleted: releasing writes a marker, so every change goes through the
+version check. Of any number of processes that try at once, exactly one gets it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import secrets
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from launcher import ledger
+from launcher.storage_types import Conflict, Exists, NotFound, Storage, Version
+from recipes.contract import ExitCode, RunPath
+from recipes.errors import UserError
+
+LEASE_S = 60.0
+"""A lease that is not renewed for this long is free. Renew at a quarter of it."""
+
+CLOCK_SKEW_S = 5.0
+"""How far the clocks of two machines may differ."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Owner:
+    """One process that wants to act on a run."""
+
+    id: str
+    """Unique to this process and this acquisition."""
+    hostname: str
+    machine: str
+    """Boot and process-id namespace: only within the same one does a process id say anything."""
+    pid: int
+    start_ticks: int
+    """When the process started, so that a reused process id is not taken for it."""
+    what: str
+    """What it does, for people: ``muster launch`` ..."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Lease:
+    """The content of lease.json."""
+
+    owner: Owner
+    acquired_s: float
+    expires_s: float
+    released: bool = False
+
+    def holder(self) -> str:
+        """Who it is, for people."""
+        return f"{self.owner.what} (process {self.owner.pid} on {self.owner.hostname})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Held:
+    """A lease that this process holds; give it to ``renew`` and ``release``."""
+
+    lease: Lease
+    version: Version
+
+
+class LeaseHeld(UserError):
+    """Somebody else acts on the run now."""
+
+    def __init__(self, where: str, lease: Lease, now: float) -> None:
+        left_s = max(0.0, lease.expires_s - now)
+        super().__init__(
+            f"{where} is in use by {lease.holder()}",
+            hint=f"stop it with `muster stop`, or wait: unless renewed, its lease ends in {left_s:.0f} s",
+        )
+        self.lease = lease
+
+
+class LeaseLost(UserError):
+    """Another process took the lease over; this one must stop acting at once."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"another process took over {where}",
+            hint="look at it with `muster status`; this process has stopped",
+            exit_code=ExitCode.INFRASTRUCTURE,
+        )
+
+
+def this_process(what: str) -> Owner:
+    """The calling process as an owner, with a new id."""
+    return Owner(
+        id=secrets.token_hex(16),
+        hostname=socket.gethostname(),
+        machine=_machine(),
+        pid=os.getpid(),
+        start_ticks=_start_ticks(os.getpid()) or 0,
+        what=what,
+    )
+
+
+def read(storage: Storage) -> Lease | None:
+    """The lease as it is, free or not; None when the run never had one."""
+    found = _read(storage)
+    return found[0] if found else None
+
+
+def is_held(lease: Lease | None, now: float) -> bool:
+    """Whether somebody holds the lease at ``now`` (Unix time)."""
+    if lease is None or lease.released or now > lease.expires_s + CLOCK_SKEW_S:
+        return False
+    return not _is_dead(lease.owner)
+
+
+def acquire(storage: Storage, owner: Owner, now: float) -> Held:
+    """Takes the lease.
+
+    Raises:
+      LeaseHeld: somebody else has it.
+    """
+    lease = Lease(owner=owner, acquired_s=now, expires_s=now + LEASE_S)
+    found = _read(storage)
+    if found and is_held(found[0], now) and found[0].owner.id != owner.id:
+        raise LeaseHeld(storage.url, found[0], now)
+    try:
+        if found is None:
+            version = storage.create(RunPath.LEASE, ledger.encode(lease))
+        else:
+            version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=found[1])
+    except (Exists, Conflict):
+        winner = _read(storage)
+        if winner is None:
+            raise
+        raise LeaseHeld(storage.url, winner[0], now) from None
+    return Held(lease=lease, version=version)
+
+
+def renew(storage: Storage, held: Held, now: float) -> Held:
+    """Keeps the lease for another LEASE_S.
+
+    Raises:
+      LeaseLost: it was taken over; stop acting.
+    """
+    return _rewrite(storage, held, dataclasses.replace(held.lease, expires_s=now + LEASE_S))
+
+
+def release(storage: Storage, held: Held) -> None:
+    """Frees the lease; nothing happens when it was taken over already."""
+    with contextlib.suppress(LeaseLost):
+        _rewrite(storage, held, dataclasses.replace(held.lease, released=True))
+
+
+def _rewrite(storage: Storage, held: Held, lease: Lease) -> Held:
+    try:
+        version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=held.version)
+    except Conflict:
+        raise LeaseLost(storage.url) from None
+    return Held(lease=lease, version=version)
+
+
+def _read(storage: Storage) -> tuple[Lease, Version] | None:
+    try:
+        data, version = storage.read_versioned(RunPath.LEASE)
+    except NotFound:
+        return None
+    return ledger.decode(data, Lease, f"{storage.url}/{RunPath.LEASE}"), version
+
+
+def _is_dead(owner: Owner) -> bool:
+    """Whether the owner certainly runs no more; False whenever this machine cannot know."""
+    machine = _machine()
+    if not machine or owner.machine != machine or owner.hostname != socket.gethostname():
+        return False
+    return _start_ticks(owner.pid) != owner.start_ticks
+
+
+def _machine() -> str:
+    """Boot id and process-id namespace; empty where the system has no /proc."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return ""
+
+
+def _start_ticks(pid: int) -> int | None:
+    """When a living process started, in clock ticks since boot; None when there is none (or a zombie)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The command name, in parentheses, may itself hold spaces and parentheses.
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

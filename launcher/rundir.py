@@ -1,0 +1,274 @@
+"""The run directory: the only state of a run. Every other module reads and writes it through here.
+
+A run exists once its ``recipe.yaml`` does, which is written once and whole; everything before is
+nothing, everything after can be written again. So a kill at any moment leaves no run or a valid one.
+See docs/run-directory.md for each object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from launcher import lease, ledger
+from launcher.ledger import AttemptEnd, AttemptStart, Heartbeat, HostRecord, StopRequest
+from launcher.storage_types import Exists, NotFound, Storage, StorageError
+from recipes.contract import SCHEMA_VERSION, RunPath, attempt_path, heartbeat_path
+from recipes.errors import UserError
+from recipes.fingerprint import Change, changes, fingerprint
+from recipes.load import recipe_from_dict, recipe_to_dict
+from recipes.schema import Effect, Recipe
+
+COMMIT_MARKER = "commit_success.txt"
+"""What Orbax writes into a checkpoint last; a step without it does not count."""
+
+_HEADER = "muster"
+
+
+class RunDir:
+    """One run. Cheap to make: nothing is read before it is asked for."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    @property
+    def url(self) -> str:
+        return self.storage.url
+
+    def exists(self) -> bool:
+        """Whether there is a run here."""
+        return RunPath.RECIPE in self.storage.children()
+
+    def recipe(self) -> Recipe:
+        """The recipe that the run was created with."""
+        return read_recipe(self.storage, RunPath.RECIPE)
+
+    def lock(self) -> Mapping[str, Any]:
+        """What the run was started from; empty when its launcher died before writing it."""
+        try:
+            return ledger.read_record(self.storage, RunPath.LOCK, Mapping[str, Any])  # type: ignore[type-abstract]
+        except NotFound:
+            return {}
+
+    # Attempts
+
+    def attempts(self) -> Sequence[int]:
+        """Numbers of all attempts, ascending."""
+        names = self.storage.children(RunPath.ATTEMPTS)
+        return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+    def next_attempt(
+        self, now: float, *, recipe: Recipe, hosts: Sequence[str], lock: Mapping[str, Any] | None = None
+    ) -> int:
+        """Opens an attempt under a number that no other process can get.
+
+        Writes ``recipe.yaml`` (in effect: safe changes included), whose creation claims the number,
+        and ``start.json``. A number whose claimer died stays unused.
+        """
+        from_step = committed_step(self.storage)
+        number = max(self.attempts(), default=0) + 1
+        while True:
+            try:
+                self.storage.create(self.attempt_recipe_path(number), encode_recipe(recipe))
+                break
+            except Exists:
+                number += 1
+        start = AttemptStart(
+            attempt=number, started_s=now, hosts=tuple(hosts), from_step=from_step, lock=dict(lock or {})
+        )
+        self.storage.replace(f"{attempt_path(number)}/start.json", ledger.encode(start))
+        return number
+
+    def attempt_recipe_path(self, attempt: int) -> str:
+        """Where the recipe in effect for one attempt is, relative to the run directory."""
+        return f"{attempt_path(attempt)}/{RunPath.RECIPE}"
+
+    def attempt_start(self, attempt: int) -> AttemptStart | None:
+        return self._maybe(f"{attempt_path(attempt)}/start.json", AttemptStart)
+
+    def attempt_end(self, attempt: int) -> AttemptEnd | None:
+        """How it ended; None while it runs, or when all its processes died at once."""
+        return self._maybe(f"{attempt_path(attempt)}/end.json", AttemptEnd)
+
+    def write_attempt_end(self, attempt: int, end: AttemptEnd) -> None:
+        self.storage.replace(f"{attempt_path(attempt)}/end.json", ledger.encode(end))
+
+    def write_host(self, attempt: int, record: HostRecord) -> None:
+        self.storage.replace(f"{attempt_path(attempt)}/hosts/{record.host}.json", ledger.encode(record))
+
+    def hosts(self, attempt: int) -> Sequence[HostRecord]:
+        """The hosts of one attempt that have reported, in the order of slices and hosts."""
+        folder = f"{attempt_path(attempt)}/hosts"
+        return self._records(folder, HostRecord)
+
+    # Logs
+
+    def log_path(self, attempt: int, host: str) -> str:
+        """Name of one host's log, for Storage.write_log and read_log."""
+        return f"{attempt_path(attempt)}/logs/{host}.log"
+
+    def log_hosts(self, attempt: int) -> Sequence[str]:
+        """Hosts that have a log in one attempt."""
+        names = self.storage.children(f"{attempt_path(attempt)}/logs")
+        return sorted({name.partition(".log")[0] for name in names if ".log" in name}, key=host_order)
+
+    # Heartbeats
+
+    def write_heartbeat(self, heartbeat: Heartbeat) -> None:
+        self.storage.replace(heartbeat_path(heartbeat.host), ledger.encode(heartbeat))
+
+    def heartbeats(self) -> Sequence[Heartbeat]:
+        """The newest heartbeat of every host that ever wrote one (look at its attempt)."""
+        return self._records(RunPath.HEARTBEATS, Heartbeat)
+
+    # Stop requests
+
+    def request_stop(self, now: float, by: str) -> None:
+        self.storage.replace(RunPath.STOP, ledger.encode(StopRequest(requested_s=now, by=by)))
+
+    def stop_request(self) -> StopRequest | None:
+        return self._maybe(RunPath.STOP, StopRequest)
+
+    def clear_stop(self) -> None:
+        """For the next launch; call it while holding the lease."""
+        self.storage.delete(RunPath.STOP)
+
+    # Lease
+
+    def acquire(self, owner: lease.Owner, now: float) -> lease.Held:
+        """See :func:`launcher.lease.acquire`."""
+        return lease.acquire(self.storage, owner, now)
+
+    def renew(self, held: lease.Held, now: float) -> lease.Held:
+        return lease.renew(self.storage, held, now)
+
+    def release(self, held: lease.Held) -> None:
+        lease.release(self.storage, held)
+
+    def _records[T](self, folder: str, cls: type[T]) -> list[T]:
+        names = [name for name in self.storage.children(folder) if name.endswith(".json")]
+        found: list[T] = []
+        for name in sorted(names, key=lambda name: host_order(name.removesuffix(".json"))):
+            with contextlib.suppress(NotFound):
+                found.append(ledger.read_record(self.storage, f"{folder}/{name}", cls))
+        return found
+
+    def _maybe[T](self, path: str, cls: type[T]) -> T | None:
+        try:
+            return ledger.read_record(self.storage, path, cls)
+        except NotFound:
+            return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opened:
+    """What launching onto a run directory found."""
+
+    run: RunDir
+    created: bool
+    """False: an existing run is resumed."""
+    changes: Sequence[Change]
+    """Safe differences of the new recipe from the run's; empty for a new run."""
+
+
+def create_or_open(storage: Storage, recipe: Recipe, lock: Mapping[str, Any]) -> Opened:
+    """Makes the run, or opens it when it is the same experiment.
+
+    Args:
+      storage: the run directory.
+      recipe: what is to run now.
+      lock: see :func:`launcher.provenance.lock_info`.
+
+    Raises:
+      UserError: another experiment is there; the message names every key that differs.
+    """
+    run = RunDir(storage)
+    try:
+        storage.create(RunPath.RECIPE, encode_recipe(recipe))
+        created = True
+    except Exists:
+        created = False
+    found = () if created else changes(run.recipe(), recipe)
+    if any(change.effect is Effect.EXPERIMENT for change in found):
+        raise _another_experiment(storage.url, found)
+    # Also after a launcher that died between the two writes: nothing has run yet, so this is the truth.
+    with contextlib.suppress(Exists):
+        storage.create(RunPath.LOCK, ledger.encode(dict(lock)))
+    return Opened(run=run, created=created, changes=tuple(found))
+
+
+def encode_recipe(recipe: Recipe) -> bytes:
+    """``recipe.yaml``: the schema's keys under a header with version and fingerprint."""
+    header = {_HEADER: {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint(recipe)}}
+    text = yaml.safe_dump({**header, **recipe_to_dict(recipe)}, sort_keys=False, allow_unicode=False)
+    return text.encode()
+
+
+def read_recipe(storage: Storage, path: str) -> Recipe:
+    """Reads back what :func:`encode_recipe` wrote.
+
+    Raises:
+      NotFound: there is none.
+      UserError: it is damaged, edited by hand, or of a newer version; the message names it.
+    """
+    where = f"{storage.url}/{path}"
+    try:
+        data = yaml.safe_load(storage.read(path))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise StorageError(
+            f"{where} is damaged: {_one_line(error)}", hint="restore it from a copy"
+        ) from error
+    header = data.pop(_HEADER, None) if isinstance(data, dict) else None
+    if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
+        raise StorageError(f"{where} has no {_HEADER} header", hint="it was not written by Muster")
+    if header["schema_version"] > SCHEMA_VERSION:
+        raise StorageError(
+            f"{where} was written by a newer Muster", hint="upgrade: pip install -U muster-tpu"
+        )
+    try:
+        recipe = recipe_from_dict(data)
+    except UserError as error:
+        raise StorageError(f"{where} is damaged: {error.message}", hint="restore it from a copy") from error
+    if fingerprint(recipe) != header.get("fingerprint"):
+        raise StorageError(
+            f"{where} does not match its fingerprint: it was edited",
+            hint="undo the edit; to change a key, launch with an override",
+        )
+    return recipe
+
+
+def committed_step(storage: Storage) -> int:
+    """The newest step whose checkpoint is committed, -1 when none. Needs no Orbax."""
+    names = storage.children(RunPath.CHECKPOINTS)
+    for step in sorted((int(name) for name in names if name.isascii() and name.isdigit()), reverse=True):
+        if COMMIT_MARKER in storage.children(f"{RunPath.CHECKPOINTS}/{step}"):
+            return step
+    return -1
+
+
+def host_order(host: str) -> tuple[int, int, str]:
+    """Sort key that puts s0-h2 before s0-h10."""
+    slice_part, _, host_part = host.partition("-h")
+    numbers = slice_part.removeprefix("s"), host_part
+    if all(number.isascii() and number.isdigit() for number in numbers):
+        return int(numbers[0]), int(numbers[1]), host
+    return 2**31, 0, host
+
+
+def _another_experiment(where: str, found: Sequence[Change]) -> UserError:
+    width = max(len(change.key) for change in found)
+    lines = [
+        f"  {change.key:<{width}}  {change.old} -> {change.new}  ({change.effect.value})" for change in found
+    ]
+    return UserError(
+        f"{where} holds another experiment; what differs:\n" + "\n".join(lines),
+        hint="choose another name with run.name=NEW, or start NEW from this run's checkpoint with --fork NEW",
+    )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
