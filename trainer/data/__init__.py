@@ -1,1 +1,85 @@
-"""Where training batches come from: a batch is a function of seed and step."""
+"""Data for training: ``open_data(recipe)`` gives batches that are a pure function of seed and step.
+
+Sources, splits, tokenizers, the fingerprint and its limits are described in docs/data.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from recipes.errors import UserError
+from recipes.schema import Recipe
+from trainer.data.batches import MAX_RECORDS, BatchStream, Data, eval_order, train_order
+from trainer.data.cache import HostCache
+from trainer.data.corpus import Corpus, combine
+from trainer.data.synthetic import synthetic_corpus
+from trainer.data.text import text_corpus
+
+__all__ = ["BatchStream", "Data", "open_data"]
+
+
+def open_data(recipe: Recipe, *, cache_dir: Path | None) -> Data:
+    """Open the data that a recipe names, checking all of it once.
+
+    Args:
+      recipe: the recipe; only ``data``, ``train`` and ``model.vocab_size`` matter.
+      cache_dir: folder on this host, kept between attempts, for what costs a full read of the data;
+        None computes it each time.
+
+    Raises:
+      UserError: the data are missing, unreadable, empty, damaged or do not fit the recipe.
+    """
+    corpus = _open_corpus(recipe, HostCache(folder=cache_dir))
+    _check(corpus, recipe)
+    train, seed = recipe.train, recipe.train.seed
+    return Data(
+        fingerprint=_fingerprint(recipe, corpus),
+        train_tokens=len(corpus.train) * train.sequence_length,
+        eval_tokens=len(corpus.held_out) * train.sequence_length,
+        eval_unigram_entropy_nats=corpus.unigram_entropy_nats,
+        global_batch_size=train.global_batch_size,
+        eval_num_batches=train.eval_num_batches,
+        prefetch_batches=recipe.data.prefetch_batches,
+        _train=train_order(corpus.train, seed=seed, shuffle=recipe.data.shuffle),
+        _held_out=eval_order(corpus.held_out),
+    )
+
+
+def _open_corpus(recipe: Recipe, cache: HostCache) -> Corpus:
+    vocab_size, sequence_length = recipe.model.vocab_size, recipe.train.sequence_length
+    match recipe.data.source:
+        case "python_stdlib" | "text_files":
+            return text_corpus(
+                recipe.data, vocab_size=vocab_size, sequence_length=sequence_length, cache=cache
+            )
+        case _:
+            return synthetic_corpus(
+                seed=recipe.train.seed, vocab_size=vocab_size, sequence_length=sequence_length
+            )
+
+
+def _check(corpus: Corpus, recipe: Recipe) -> None:
+    if not len(corpus.held_out) and recipe.train.eval_num_batches:
+        raise UserError(
+            f"data.source={recipe.data.source}: the held-out part is shorter than one sequence"
+            f" (train.sequence_length={recipe.train.sequence_length})",
+            hint="raise data.eval_fraction, set data.eval_path, or set train.eval_num_batches to 0",
+        )
+    largest = max(len(corpus.train), len(corpus.held_out))
+    if largest > MAX_RECORDS:
+        raise UserError(
+            f"data.source={recipe.data.source}: {largest} sequences are more than {MAX_RECORDS}",
+            hint="use a longer train.sequence_length or less data",
+        )
+
+
+def _fingerprint(recipe: Recipe, corpus: Corpus) -> str:
+    train = recipe.train
+    order = {
+        "global_batch_size": train.global_batch_size,
+        "seed": train.seed,
+        "sequence_length": train.sequence_length,
+        "shuffle": recipe.data.shuffle,
+    }
+    return combine("data-1", recipe.data.source, corpus.digest, json.dumps(order))
