@@ -23,7 +23,11 @@ from recipes.generations import (
 
 _CLOUD_TPU_API = "Cloud TPU API"
 _XPK = "xpk"
-_CLUSTER_TOOLKIT_CHIPS = {"v5p-1": "1", "v5p-2": "2", "v5p-4": "4"}
+_OWN_NAMES = {
+    "v6e-8-1": ("axlearn", "v6e", (2, 4)),
+    # Counts chips, although the Cloud TPU API's v5p-8 for the same machine counts TensorCores.
+    "v5p-4": ("cluster-toolkit", "v5p", (2, 2, 1)),
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,8 +78,6 @@ def render_alias(alias: str) -> str:
     shapes = {(meaning.topology, meaning.chips_per_host) for meaning in meanings}
     if len(shapes) > 1:
         lines.append(f"{alias} is not the same hardware in every tool; name the topology instead.")
-    if alias in _CLUSTER_TOOLKIT_CHIPS:
-        lines.append(f"cluster-toolkit's shorthand {alias} counts chips: {_CLUSTER_TOOLKIT_CHIPS[alias]}.")
     return "\n".join(lines) + "\n"
 
 
@@ -101,9 +103,10 @@ def _meanings(alias: str) -> Iterator[AliasMeaning]:
             yield from _by_size(chip, int(rest), _XPK)
         if prefix == chip.xpk_prefix and "x" in rest:
             yield from _by_topology(chip, rest)
-    if alias == "v6e-8-1":
-        chip = generations()["v6e"]
-        yield _meaning("axlearn", chip, [(2, 4)], host_shapes(chip, (2, 4))[0])
+    if alias in _OWN_NAMES:
+        tool, name, topology = _OWN_NAMES[alias]
+        chip = generations()[name]
+        yield _meaning(tool, chip, [topology], host_shapes(chip, topology)[0])
 
 
 def _by_size(chip: Generation, size: int, tool: str) -> Iterator[AliasMeaning]:

@@ -27,7 +27,7 @@ class PriceList:
     spot: float | None
     region: str
     date: str
-    """ISO date of the list."""
+    """ISO date on which the source was read; Google changes spot prices up to once a day."""
     source: str
 
 
@@ -166,9 +166,14 @@ def _generation(name: str, entry: Mapping[str, Any]) -> Generation:
     parsed: dict[str, Any] = {
         "shapes": shapes,
         "cubes": Cubes(**entry["cubes"]) if entry["cubes"] else None,
-        "price": PriceList(**entry["price"]) if entry["price"] else None,
+        "price": _price_list(entry["price"]),
     }
     return Generation(name=name, **{**entry, **parsed})
+
+
+def _price_list(entry: Mapping[str, Any] | None) -> PriceList | None:
+    listing = catalogue()["prices"]
+    return PriceList(**entry, date=listing["date"], source=listing["source"]) if entry else None
 
 
 _CPU_GENERATION = Generation(

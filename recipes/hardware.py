@@ -94,13 +94,13 @@ def slice_shape(hardware: HardwareConfig) -> SliceShape:
     """The slice that ``hardware`` names.
 
     Raises:
-      ValueError: there is no such slice; the message is a clause for :class:`recipes.errors.Problem`
-        that names what there is.
+      ValueError: there is no such slice; the message is "reason; fix", the two clauses of a
+        :class:`recipes.errors.Problem`.
     """
     chip = generation(hardware.generation)
     topology = _parse(hardware.topology, chip)
     if chip.name == CPU:
-        return _cpu_slice(topology)
+        return _cpu_slice(topology, hardware.chips_per_host)
     hosts = host_shapes(chip, topology)
     if not hosts:
         raise ValueError(f"is not a topology of {chip.name}; {_describe_choices(chip, topology)}")
@@ -109,18 +109,25 @@ def slice_shape(hardware: HardwareConfig) -> SliceShape:
 
 def _parse(text: str, chip: Generation) -> tuple[int, ...]:
     if _TOPOLOGY.fullmatch(text) is None:
-        example = "HOSTSxDEVICES, for example 1x4" if chip.name == CPU else "for example " + _example(chip)
-        raise ValueError(f"is not a topology ({example})")
+        raise ValueError(f"is not a topology; give {_example(chip)}")
     return tuple(map(int, text.split("x")))
 
 
 def _example(chip: Generation) -> str:
-    return "4x4x8" if chip.num_dims == 3 else "8x16"
+    if chip.name == CPU:
+        return "HOSTSxDEVICES, for example 1x4"
+    return f"the chips of each side, for example {'4x4x8' if chip.num_dims == 3 else '8x16'}"
 
 
-def _cpu_slice(topology: tuple[int, ...]) -> SliceShape:
+def _cpu_slice(topology: tuple[int, ...], chips_per_host: int | None) -> SliceShape:
     if len(topology) != 2 or math.prod(topology) > _MAX_CPU_DEVICES:
-        raise ValueError(f"is not HOSTSxDEVICES with at most {_MAX_CPU_DEVICES} devices, for example 1x4")
+        raise ValueError(
+            f"is not two sides of at most {_MAX_CPU_DEVICES} devices; give {_example(generation(CPU))}"
+        )
+    if chips_per_host not in (None, topology[1]):
+        raise ValueError(
+            f"{chips_per_host} chips a host contradict the topology; leave hardware.chips_per_host out"
+        )
     return SliceShape(
         generation=CPU,
         topology=topology,
@@ -145,8 +152,14 @@ def _choose(
     ways = " or ".join(_describe_hosts(host, topology) for host in hosts)
     what = f"{chip.name} {topology_name(topology)} comes as {ways}"
     if not fitting:
-        raise ValueError(f"{what}, not with {chips_per_host} chips a host")
-    raise ValueError(f"{what}; set hardware.chips_per_host")
+        raise ValueError(f"{what}, not with {chips_per_host} chips a host; {_choice_of_hosts(hosts)}")
+    raise ValueError(f"{what}; {_choice_of_hosts(hosts)}")
+
+
+def _choice_of_hosts(hosts: Sequence[HostShape]) -> str:
+    if len(hosts) == 1:
+        return "leave hardware.chips_per_host out"
+    return "use hardware.chips_per_host=" + " or ".join(str(host.chips_per_host) for host in hosts)
 
 
 def _describe_hosts(host: HostShape, topology: tuple[int, ...]) -> str:
