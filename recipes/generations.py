@@ -74,7 +74,7 @@ class Generation:
     hbm_bytes: int | None
     hbm_bytes_per_s: float | None
     peak_flops_per_s: Mapping[str, float]
-    """Dense peak by precision: bfloat16, int8, float8."""
+    """Dense peak by precision: bf16, int8, fp8."""
     ici_links: int
     ici_link_bytes_per_s: float | None
     """One link, one direction."""

@@ -1,0 +1,198 @@
+"""Rules across the keys of a recipe and against the hardware: every problem at once.
+
+What one value may be by itself is in `schema.py` and is refused by `load.py`; here is what values may
+be together. No rule touches a file, a network or a clock.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterator, Mapping
+
+from recipes.check_mesh import check_mesh
+from recipes.contract import RUN_NAME_PATTERN, is_run_name
+from recipes.errors import Problem
+from recipes.hardware import CPU, slice_shape
+from recipes.schema import Recipe
+
+_BUCKET = re.compile(r"[a-z0-9][-a-z0-9_.]{1,220}[a-z0-9]", re.ASCII)
+_IP_ADDRESS = re.compile(r"[0-9]{1,3}(\.[0-9]{1,3}){3}", re.ASCII)
+_SCHEME = re.compile(r"[a-zA-Z][-+.a-zA-Z0-9]*:/", re.ASCII)
+_SOURCES_WITH_PATH = ("text_files", "token_file", "array_record")
+_SOURCES_OF_TEXT = ("python_stdlib", "text_files")
+_BYTE_VALUES = 256
+_MAX_TOKENS = {"uint16": 2**16, "uint32": 2**32}
+
+
+def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[Problem]:
+    """Everything that is wrong with ``recipe``; empty when it can run.
+
+    Args:
+      recipe: as read by :func:`recipes.load.recipe_from_dict`.
+      origins: where each dotted key came from, for messages.
+    """
+    rules = (_check_run, _check_target, check_mesh, _check_data, _check_length)
+    found = [problem for rule in rules for problem in rule(recipe)]
+    known = origins or {}
+    return [dataclasses.replace(problem, origin=known.get(problem.key, "")) for problem in found]
+
+
+def _problem(key: str, value: object, reason: str, fix: str) -> Problem:
+    return Problem(key=key, value=value, reason=reason, fix=fix)
+
+
+def _check_run(recipe: Recipe) -> Iterator[Problem]:
+    name, root = recipe.run_name, recipe.run.root
+    if not is_run_name(name):
+        yield _problem(
+            "run.name",
+            name,
+            "is not a run name (at most 40 of a-z, 0-9 and hyphens, from a letter to a letter or digit)",
+            f"set run.name, for example run.name={_slug(name)}",
+        )
+    fault = _root_fault(root)
+    if fault is not None:
+        reason, fix = fault
+        yield _problem("run.root", root, reason, fix)
+    if recipe.run.peer_timeout_s >= recipe.target.grace_period_s:
+        yield _problem(
+            "run.peer_timeout_s",
+            recipe.run.peer_timeout_s,
+            f"is not below target.grace_period_s={recipe.target.grace_period_s:g}, so a lost host would be"
+            " noticed only after everything is killed",
+            f"use at most {recipe.target.grace_period_s / 2:g}, or a longer target.grace_period_s",
+        )
+
+
+def _slug(text: str) -> str:
+    """The valid run name nearest to ``text``."""
+    words = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    candidate = (words if words[:1].isalpha() else f"run-{words}")[:40].strip("-")
+    return candidate if RUN_NAME_PATTERN.fullmatch(candidate) else "my-run"
+
+
+def _root_fault(root: str) -> tuple[str, str] | None:
+    """Reason and fix, or None when ``root`` may be the folder of all runs."""
+    scheme, bucket_path = root.startswith("gs://"), root.removeprefix("gs://")
+    bucket, _, prefix = bucket_path.partition("/")
+    path = prefix if scheme else root
+    example = "give a local folder such as runs, or gs://BUCKET/PREFIX"
+    if not root.strip():
+        return "is empty", example
+    if not root.isprintable() or root != root.strip():
+        return "has control characters or blanks at an end", "remove them"
+    if not scheme and _SCHEME.match(root):
+        return "is neither a local path nor gs://", example
+    if scheme and not _is_bucket(bucket):
+        return f"{bucket!r} is not a bucket name", "give gs://BUCKET/PREFIX with an existing bucket"
+    if "//" in path or (scheme and prefix.startswith("/")):
+        return "has an empty component (//)", "write single slashes"
+    if any(part in ("..", ".") for part in path.split("/")[:: 1 if scheme else -1]) and scheme:
+        return "has a component . or .., which object names do not resolve", "write the whole prefix"
+    if ".." in path.split("/"):
+        return "has a component ..", "write an absolute path, or one below the working directory"
+    if path.startswith("~"):
+        return "begins with ~, which only a shell expands", "write the whole path"
+    return None
+
+
+def _is_bucket(name: str) -> bool:
+    parts_fit = all(1 <= len(part) <= 63 for part in name.split("."))
+    length_fits = 3 <= len(name) <= (222 if "." in name else 63)
+    named_by_google = name.startswith("goog") or "google" in name
+    well_formed = _BUCKET.fullmatch(name) is not None and _IP_ADDRESS.fullmatch(name) is None
+    return well_formed and parts_fit and length_fits and not named_by_google
+
+
+def _check_target(recipe: Recipe) -> Iterator[Problem]:
+    kind, chip = recipe.target.kind, recipe.hardware.generation
+    if (kind == "local") != (chip == CPU):
+        there = "only cpu is local" if kind == "local" else f"target={kind} has TPUs only"
+        fix = (
+            "use hardware.generation=cpu with target=local, or a TPU generation with target=gke or target=tpu"
+        )
+        yield _problem("target.kind", kind, f"does not go with hardware.generation={chip}: {there}", fix)
+        return
+    if kind != "tpu":
+        return
+    if chip == "tpu7x":
+        yield _problem("target.kind", kind, "the Cloud TPU API does not offer tpu7x", "use target=gke")
+        return
+    try:
+        shape = slice_shape(recipe.hardware)
+    except ValueError:
+        return
+    if shape.accelerator_type is None:
+        yield _problem(
+            "hardware.chips_per_host",
+            recipe.hardware.chips_per_host,
+            f"the Cloud TPU API offers {chip} {shape.topology_name} only as one host of {shape.num_chips}",
+            f"use hardware.chips_per_host={shape.num_chips}, or target=gke",
+        )
+
+
+def _check_data(recipe: Recipe) -> Iterator[Problem]:
+    data = recipe.data
+    takes_path = data.source in _SOURCES_WITH_PATH
+    if takes_path and not data.path:
+        yield _problem(
+            "data.path", data.path, f"must be given for data.source={data.source}", "set data.path"
+        )
+    for key in ("path", "eval_path"):
+        value = getattr(data, key)
+        if value is None:
+            continue
+        if not takes_path:
+            fix = f"remove it, or use data.source={' or '.join(_SOURCES_WITH_PATH)}"
+            yield _problem(f"data.{key}", value, f"is not used by data.source={data.source}", fix)
+        elif not value.isprintable():
+            yield _problem(f"data.{key}", value, "has control characters", "remove them")
+    yield from _check_tokens(recipe)
+
+
+def _check_tokens(recipe: Recipe) -> Iterator[Problem]:
+    data, vocab_size = recipe.data, recipe.model.vocab_size
+    if data.tokenizer == "huggingface" and not data.tokenizer_path:
+        yield _problem(
+            "data.tokenizer_path",
+            data.tokenizer_path,
+            "must be given for data.tokenizer=huggingface",
+            "set it to a tokenizer.json file",
+        )
+    if data.tokenizer == "byte" and data.tokenizer_path is not None:
+        fix = "remove it, or use data.tokenizer=huggingface"
+        yield _problem("data.tokenizer_path", data.tokenizer_path, "is not used by data.tokenizer=byte", fix)
+    if data.tokenizer == "byte" and data.source in _SOURCES_OF_TEXT and vocab_size < _BYTE_VALUES:
+        yield _problem(
+            "model.vocab_size",
+            vocab_size,
+            f"is below the {_BYTE_VALUES} tokens of data.tokenizer=byte",
+            f"use at least {_BYTE_VALUES}",
+        )
+    if data.source == "token_file" and vocab_size > _MAX_TOKENS[data.token_dtype]:
+        yield _problem(
+            "data.token_dtype",
+            data.token_dtype,
+            f"cannot hold the tokens of model.vocab_size={vocab_size}",
+            "use data.token_dtype=uint32 and a token file written so",
+        )
+
+
+def _check_length(recipe: Recipe) -> Iterator[Problem]:
+    num_steps, warmup_steps = recipe.train.num_steps, recipe.optimizer.warmup_steps
+    if warmup_steps >= num_steps:
+        yield _problem(
+            "optimizer.warmup_steps",
+            warmup_steps,
+            f"is not below train.num_steps={num_steps}: the learning rate would never reach its peak",
+            f"use at most {num_steps - 1}, for example {num_steps // 10}",
+        )
+    saving = recipe.checkpoint
+    if saving.save_interval_steps is None and saving.save_interval_minutes is None:
+        yield _problem(
+            "checkpoint.save_interval_steps",
+            None,
+            "and checkpoint.save_interval_minutes are both null: a crash would lose the whole run",
+            "set one of them, for example checkpoint.save_interval_minutes=10",
+        )
