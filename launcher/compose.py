@@ -1,0 +1,244 @@
+"""Hydra's Compose API -> Recipe: strict, with where each value came from. The only file that imports Hydra.
+
+Hydra alone lets ``+step=5`` and ``++model.n_layer=3`` through and skips a missing ``optional`` group; here
+overrides are checked against the schema first, files are read by ``launcher.recipe_yaml``, and what Hydra
+composed is read into the typed schema, which refuses everything it does not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import version as hydra_version
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.hydra import Hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from launcher.origins import DEFAULT, OVERRIDE, Layer, ignored_choices, origins_of
+from launcher.overrides import GrammarError, Override, read_overrides
+from launcher.recipe_path import GROUPS, describe, find, label, locate, names
+from launcher.recipe_yaml import RecipeFile, read_recipe_file
+from recipes.check import check
+from recipes.errors import Problem, RecipeError, UserError
+from recipes.load import defaults, keys, nearest, recipe_from_dict
+from recipes.schema import Recipe
+
+_SCHEMA = "_schema_"
+_PRIMARY = "_primary_"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Composed:
+    """A recipe that passed every check."""
+
+    recipe: Recipe
+    origins: Mapping[str, str]
+    """For every key, in schema order: ``recipes/model/llama3-8b.yaml:7``, ``override`` or ``default``."""
+    notes: tuple[str, ...]
+    """What the user should hear, though nothing is wrong."""
+
+
+def compose(name: str, overrides: Sequence[str], *, search: Sequence[Path] = ()) -> Composed:
+    """Composes the recipe ``name`` (or the one in the file ``name``) with ``key=value`` overrides.
+
+    Args:
+      search: folders to search before all others.
+
+    Raises:
+      RecipeError: problems of the recipe, all that can be known together.
+      UserError: no such recipe, or a file of it cannot be read.
+    """
+    name, folders = locate(name, search)
+    parsed = read_overrides(name, overrides, folders, _grammar)
+    with _hydra(folders):
+        try:
+            data, layers = _compose(name, parsed, folders)
+        except (HydraException, OmegaConfBaseException, RecursionError) as error:
+            raise _explain(name, error, folders) from None
+    origins = origins_of(layers, [override.key for override in parsed if not override.is_choice])
+    recipe = _checked(name, {**data, "name": name}, origins)
+    complete = {path: origins.get(path, DEFAULT) for path in keys()} | {"name": label(layers[-1].path)}
+    return Composed(recipe=recipe, origins=complete, notes=ignored_choices(layers, parsed, origins))
+
+
+def _grammar(text: str) -> Any:
+    """The value of one override by Hydra's grammar."""
+    try:
+        parsed = OverridesParser.create().parse_override(text)
+        if parsed.is_sweep_override():
+            raise GrammarError("is a sweep, but a run has one value for each key")
+        return parsed.value()
+    except (OverrideParseException, RecursionError, ValueError):
+        raise GrammarError("is not a value by Hydra's grammar") from None
+
+
+def _checked(name: str, data: Mapping[str, Any], origins: Mapping[str, str]) -> Recipe:
+    recipe = recipe_from_dict(data, origins=origins)
+    problems = check(recipe, origins=origins)
+    if problems:
+        raise RecipeError(name, problems)
+    return recipe
+
+
+class _RecipeSource(ConfigSource):  # type: ignore[misc]  # hydra's base class is untyped
+    """One folder of recipes, for Hydra: only complete recipes and the known groups, read strictly."""
+
+    @staticmethod
+    def scheme() -> str:
+        return "muster"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = self._file(config_path)
+        assert path is not None
+        contents = read_recipe_file(path, label(path), is_group="/" in config_path)
+        _check_defaults(contents)
+        header = {"package": contents.package}
+        return ConfigResult(
+            provider=self.provider, path=self.full_path(), config=OmegaConf.create(dict(contents.data)), header=header
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in ("", *GROUPS) and (Path(self.path) / config_path).is_dir()
+
+    def is_config(self, config_path: str) -> bool:
+        return self._file(config_path) is not None
+
+    def available(self) -> bool:
+        return self.is_group("")
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        folder = Path(self.path)
+        groups = [group for group in GROUPS if not config_path and (folder / group).is_dir()]
+        configs = names([folder], config_path or None) if config_path in ("", *GROUPS) else []
+        wanted = {ObjectType.GROUP: groups, ObjectType.CONFIG: configs}
+        return sorted(groups + configs if results_filter is None else wanted[results_filter])
+
+    def _file(self, config_path: str) -> Path | None:
+        return _config_file([Path(self.path)], config_path)
+
+
+def _config_file(folders: Sequence[Path], config_path: str) -> Path | None:
+    group, _, name = config_path.rpartition("/")
+    return find(folders, name, group) if group in ("", *GROUPS) else None
+
+
+def _check_defaults(contents: RecipeFile) -> None:
+    """Refuses what Hydra would allow in a defaults list but a recipe does not need."""
+    listed = contents.data.get("defaults", [])
+    items = listed if isinstance(listed, list) else [listed]
+    problems = [
+        Problem(
+            key="defaults",
+            value=str(item),
+            reason=reason,
+            fix="write `- group: option`, the name of another recipe, or _self_",
+            origin=f"{contents.label}:{contents.lines.get(f'defaults[{index}]', 1)}",
+        )
+        for index, item in enumerate(items)
+        if (reason := _defaults_reason(item))
+    ]
+    if problems:
+        raise RecipeError(Path(contents.label).stem, problems)
+
+
+def _defaults_reason(item: object) -> str:
+    if not isinstance(item, (str, dict)) or (isinstance(item, dict) and len(item) != 1):
+        return "is not an entry of a defaults list"
+    key, option = next(iter(item.items())) if isinstance(item, dict) else (item, "")
+    if key.startswith("optional "):
+        return "is optional, so a misspelt option would be skipped in silence"
+    if not isinstance(option, (str, type(None))):
+        return "does not name an option"
+    if isinstance(item, dict) and key.removeprefix("override ").lstrip("/") not in GROUPS:
+        guess = nearest(key, GROUPS)
+        return "does not name a group" + (f"; did you mean {guess}?" if guess else "")
+    return "names more than a recipe, group or option" if any(c in f"{key}{option}" for c in "@$:") else ""
+
+
+@contextmanager
+def _hydra(folders: Sequence[Path]) -> Iterator[None]:
+    """Hydra, initialised on ``folders`` and no plug-in's search path, and cleared afterwards."""
+    # From 1.4 on, passing a version base at all is deprecated; before, leaving it out selects 1.1.
+    if hydra.__version__.startswith("1.3"):
+        hydra_version.setbase("1.3")
+    Plugins.instance().register(_RecipeSource)
+    path = ConfigSearchPathImpl()
+    path.append("hydra", "pkg://hydra.conf")
+    for folder in folders:
+        path.append("main", f"{_RecipeSource.scheme()}://{folder}")
+    path.append("schema", "structured://")
+    GlobalHydra.instance().clear()
+    Hydra.create_main_hydra2("muster", path)
+    try:
+        yield
+    finally:
+        GlobalHydra.instance().clear()
+
+
+def _compose(
+    name: str, parsed: Sequence[Override], folders: Sequence[Path]
+) -> tuple[dict[str, Any], Sequence[Layer]]:
+    store = ConfigStore.instance()
+    store.store(name=_SCHEMA, node=defaults())
+    store.store(name=_PRIMARY, node={"defaults": [_SCHEMA, name, "_self_"]})
+    choices = [override.text for override in parsed if override.is_choice]
+    if choices:
+        chosen = _defaults_list([]).overrides.known_choices
+        added = [{o.key: o.value} for o in parsed if o.is_choice and o.key not in chosen]
+        choices = [override.text for override in parsed if override.is_choice and override.key in chosen]
+        store.store(name=_PRIMARY, node={"defaults": [_SCHEMA, *added, name, "_self_"]})
+    values = [override.text for override in parsed if not override.is_choice]
+    composed = hydra.compose(_PRIMARY, overrides=[*choices, *values])
+    data = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(data, dict)
+    return {str(key): value for key, value in data.items()}, list(_layers(choices, folders))
+
+
+def _defaults_list(choices: Sequence[str]) -> Any:
+    loader = GlobalHydra.instance().config_loader()
+    return loader.compute_defaults_list(_PRIMARY, list(choices), RunMode.RUN)
+
+
+def _layers(choices: Sequence[str], folders: Sequence[Path]) -> Iterable[Layer]:
+    """The files that were merged, first to last."""
+    for entry in _defaults_list(choices).defaults:
+        config_path = entry.config_path or ""
+        path = _config_file(folders, config_path)
+        if path is not None:
+            contents = read_recipe_file(path, label(path), is_group="/" in config_path)
+            yield Layer(path=path, package=entry.package or "", contents=contents)
+
+
+def _explain(name: str, error: Exception, folders: Sequence[Path]) -> UserError:
+    """What Hydra refused, in one line and without its advice to add ``+``."""
+    if isinstance(error, RecursionError):
+        return UserError(f"recipe {name} includes itself", hint="look at the defaults lists of its files")
+    wanted = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
+    if wanted:
+        group, _, option = wanted.rpartition("/")
+        guess = nearest(option, names(folders, group or None))
+        what = f"group {group} has no option" if group else "no recipe"
+        return UserError(
+            f"recipe {name}: {what} {option!r} (searched {describe(folders)})",
+            hint=f"did you mean {guess}?" if guess else "`muster recipes` lists what there is",
+        )
+    cause = error.__cause__ if error.__cause__ and not str(error) else error
+    first_line = next(iter(str(cause).splitlines()), type(cause).__name__)
+    return UserError(f"recipe {name} cannot be composed: {first_line}", hint="docs/recipes.md describes how recipes are written")
+
+
+__all__ = ["DEFAULT", "OVERRIDE", "Composed", "compose"]
