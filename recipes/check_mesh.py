@@ -51,10 +51,11 @@ def _hardware_problem(recipe: Recipe, text: str) -> Problem:
 
 def _check_multislice_hosts(recipe: Recipe, shape: SliceShape) -> Iterator[Problem]:
     if recipe.multislice.num_slices > 1 and shape.generation != CPU and not shape.is_multi_host:
+        name = f"{shape.generation} {shape.topology_name}"
         yield _problem(
             "multislice.num_slices",
             recipe.multislice.num_slices,
-            f"only slices of several hosts can be joined; {shape.generation} {shape.topology_name} is one host",
+            f"only slices of several hosts can be joined, and {name} is one host",
             "use one slice with a larger hardware.topology",
         )
 
