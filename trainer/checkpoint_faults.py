@@ -1,0 +1,91 @@
+"""What an error from storage means: the user's to mend, the weather, or a damaged checkpoint.
+
+Storage libraries report through many exception types and often only in the text, so the text decides.
+Errors are also passed between processes, so that all of them end the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import traceback
+
+from recipes.contract import ExitCode
+from recipes.errors import UserError
+from trainer.integrity import Damaged
+
+_FULL = ("no space left", "enospc", "disk quota exceeded", "edquot", "file too large", "efbig")
+_FORBIDDEN = (
+    "permission denied",
+    "permission_denied",
+    "read-only file system",
+    "erofs",
+    "forbidden",
+    "http 403",
+)
+_FORBIDDEN += ("http 401", "unauthenticated", "anonymous caller", "bucket does not exist", "bucket not found")
+_UNREACHABLE = ("unavailable", "deadline_exceeded", "deadline exceeded", "timed out", "timeout", "connection")
+_UNREACHABLE += (
+    "resource_exhausted",
+    "too many open files",
+    "cannot allocate memory",
+    "input/output error",
+    "stale file",
+)
+
+
+class SaveFailed(UserError):
+    """A checkpoint did not reach storage. The run cannot go on as if it had."""
+
+
+def user_error(error: BaseException, doing: str, *, kind: type[UserError] = UserError) -> UserError | None:
+    """What to tell the user about ``error``; None when the text fits nothing known."""
+    text = "".join(traceback.format_exception(error)).lower()
+    detail = _first_line(error)
+    if isinstance(error, MemoryError):
+        return kind(f"{doing}: out of memory", exit_code=ExitCode.INFRASTRUCTURE)
+    if any(word in text for word in _FULL):
+        return kind(f"{doing}: disk full ({detail})", hint="free some space, or lower checkpoint.keep")
+    if any(word in text for word in _FORBIDDEN):
+        return kind(f"{doing}: permission denied ({detail})", hint="give this run write access to run.root")
+    if any(word in text for word in _UNREACHABLE):
+        return kind(
+            f"{doing}: storage did not answer ({detail})",
+            hint="the run resumes by itself when storage is back",
+            exit_code=ExitCode.INFRASTRUCTURE,
+        )
+    return None
+
+
+def certain_user_error(error: BaseException, doing: str, *, kind: type[UserError] = UserError) -> UserError:
+    """As :func:`user_error`; an unknown error counts as the infrastructure's."""
+    return user_error(error, doing, kind=kind) or kind(
+        f"{doing}: {_first_line(error)}", exit_code=ExitCode.INFRASTRUCTURE
+    )
+
+
+def encode(error: Exception) -> str:
+    """``error`` for another process."""
+    if isinstance(error, UserError):
+        return json.dumps([error.message, error.hint, int(error.exit_code)])
+    return json.dumps([str(error)])
+
+
+def decode(text: str) -> UserError | Damaged:
+    """What :func:`encode` gave."""
+    parts = json.loads(text)
+    if len(parts) == 1:
+        return Damaged(parts[0])
+    message, hint, exit_code = parts
+    return UserError(message, hint=hint, exit_code=exit_code)
+
+
+def reading_fault(error: Exception, doing: str) -> UserError | Damaged:
+    """Damage, unless the error says that it is something else."""
+    if isinstance(error, (UserError, Damaged)):
+        return error
+    return user_error(error, doing) or Damaged(f"{doing}: {_first_line(error)}")
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:300]}"
