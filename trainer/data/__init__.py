@@ -10,13 +10,22 @@ from pathlib import Path
 
 from recipes.errors import UserError
 from recipes.schema import Recipe
+from trainer.data.array_record import array_record_corpus
 from trainer.data.batches import MAX_RECORDS, BatchStream, Data, eval_order, train_order
 from trainer.data.cache import HostCache
 from trainer.data.corpus import Corpus, combine
 from trainer.data.synthetic import synthetic_corpus
 from trainer.data.text import text_corpus
+from trainer.data.token_file import token_file_corpus
 
 __all__ = ["BatchStream", "Data", "open_data"]
+
+_OPENERS = {
+    "array_record": array_record_corpus,
+    "python_stdlib": text_corpus,
+    "text_files": text_corpus,
+    "token_file": token_file_corpus,
+}
 
 
 def open_data(recipe: Recipe, *, cache_dir: Path | None) -> Data:
@@ -48,15 +57,12 @@ def open_data(recipe: Recipe, *, cache_dir: Path | None) -> Data:
 
 def _open_corpus(recipe: Recipe, cache: HostCache) -> Corpus:
     vocab_size, sequence_length = recipe.model.vocab_size, recipe.train.sequence_length
-    match recipe.data.source:
-        case "python_stdlib" | "text_files":
-            return text_corpus(
-                recipe.data, vocab_size=vocab_size, sequence_length=sequence_length, cache=cache
-            )
-        case _:
-            return synthetic_corpus(
-                seed=recipe.train.seed, vocab_size=vocab_size, sequence_length=sequence_length
-            )
+    if recipe.data.source == "synthetic":
+        return synthetic_corpus(
+            seed=recipe.train.seed, vocab_size=vocab_size, sequence_length=sequence_length
+        )
+    opener = _OPENERS[recipe.data.source]
+    return opener(recipe.data, vocab_size=vocab_size, sequence_length=sequence_length, cache=cache)
 
 
 def _check(corpus: Corpus, recipe: Recipe) -> None:

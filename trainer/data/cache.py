@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from recipes.errors import UserError
+from trainer.data.corpus import StoredTokens, TokenScan, scan
 from trainer.data.files import DataFile
 
 type Arrays = Mapping[str, npt.NDArray[Any]]
@@ -48,6 +49,16 @@ class HostCache:
             with _replacing(entry) as stream:
                 np.savez(stream, allow_pickle=False, **result)
         return result
+
+    def scan(self, file: DataFile, tokens: StoredTokens) -> TokenScan:
+        """The scan of ``tokens``, which are ``file`` memory-mapped."""
+
+        def compute() -> Arrays:
+            found = scan(tokens)
+            return {"digest": np.array(found.digest), "largest": np.array(found.largest)}
+
+        saved = self.arrays(file, f"scan-{tokens.dtype.name}", compute)
+        return TokenScan(digest=str(saved["digest"]), largest=int(saved["largest"]))
 
     def token_file(self, key: str, write: Callable[[BinaryIO], None]) -> Path:
         """The file that ``write`` fills, written by the first process to ask and awaited by the others.

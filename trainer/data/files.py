@@ -70,14 +70,14 @@ def local_path(address: str | None, key: str) -> Path:
     Raises:
       UserError: no path is given, or it is an address in a bucket.
     """
-    if not address:
-        raise UserError(f"{key} is not set", hint=f"set {key} to a local path")
+    if not address or "\0" in address:
+        raise UserError(f"{key}={address!r} is not a path", hint=f"set {key} to a local path")
     if "://" in address:
         raise UserError(
             f"{key}={address}: data is read from local paths only",
             hint="copy it to local disk, or mount the bucket (for example with gcsfuse) and give that path",
         )
-    return Path(address).expanduser()
+    return Path(os.path.expanduser(address))
 
 
 def find_files(address: str | None, key: str) -> list[DataFile]:
@@ -87,19 +87,40 @@ def find_files(address: str | None, key: str) -> list[DataFile]:
       UserError: there are none, or they cannot be listed.
     """
     path = local_path(address, key)
-    if path.is_dir():
-        found = list(walk(path))
-    elif glob.has_magic(str(path)) and not path.exists():
-        found = _match(path)
-    else:
-        found = [DataFile(name=path.name, path=path)]
-        found[0].status()
+    try:
+        found = _find(path)
+    except OSError as error:
+        raise unreadable(path, error) from None
     if not found:
         raise UserError(
             f"{key}={address}: no file there",
             hint=f"put files in the folder, or correct the pattern in {key}",
         )
     return sorted(found, key=lambda file: file.name)
+
+
+def _find(path: Path) -> list[DataFile]:
+    if path.is_dir():
+        return list(walk(path))
+    if glob.has_magic(str(path)) and not path.exists():
+        return _match(path)
+    path.stat()
+    return [DataFile(name=path.name, path=path)]
+
+
+def refuse_shared_files(train: list[DataFile], held_out: list[DataFile]) -> None:
+    """Refuse a file that would be both trained on and held out.
+
+    Raises:
+      UserError: naming the first such file.
+    """
+    trained = {file.path.resolve() for file in train}
+    for file in held_out:
+        if file.path.resolve() in trained:
+            raise UserError(
+                f"data file {file.path} is in both data.path and data.eval_path",
+                hint="held-out data must not be trained on: keep the two apart, or leave data.eval_path null",
+            )
 
 
 def walk(root: Path, *, skip_folders: Container[str] = ()) -> Iterator[DataFile]:

@@ -18,6 +18,7 @@ from trainer.data.cache import HostCache, source_key
 from trainer.data.corpus import (
     Corpus,
     StoredTokens,
+    TokenScan,
     TokenSequences,
     byte_entropy_nats,
     check_length,
@@ -29,7 +30,7 @@ from trainer.data.corpus import (
     split_tail,
 )
 from trainer.data.encoders import ByteEncoder, Encoder, make_encoder
-from trainer.data.files import DataFile, find_files, walk
+from trainer.data.files import DataFile, find_files, refuse_shared_files, walk
 
 IN_MEMORY_LIMIT_BYTES = 64 << 20
 _NOT_SOURCES = (
@@ -48,44 +49,37 @@ def text_corpus(config: DataConfig, *, vocab_size: int, sequence_length: int, ca
     """
     encoder = make_encoder(config, vocab_size)
     where = "the Python standard library" if config.source == "python_stdlib" else f"data.path={config.path}"
-    train, held_out = _split(config, encoder, cache)
-    train_scan, held_out_scan = scan(train), scan(held_out)
+    train, held_out, digest, largest = _split(config, encoder, cache)
     check_length(len(train), sequence_length, f"{where}, part to train on")
-    check_vocabulary(max(train_scan.largest, held_out_scan.largest), vocab_size, where)
+    check_vocabulary(largest, vocab_size, where)
     return Corpus(
         train=TokenSequences(tokens=train, sequence_length=sequence_length),
         held_out=TokenSequences(tokens=held_out, sequence_length=sequence_length),
-        digest=combine("text-1", encoder.digest, train_scan.digest, held_out_scan.digest),
+        digest=combine("text-1", encoder.digest, digest),
         unigram_entropy_nats=byte_entropy_nats(held_out) if isinstance(encoder, ByteEncoder) else None,
     )
 
 
-def _split(config: DataConfig, encoder: Encoder, cache: HostCache) -> tuple[StoredTokens, StoredTokens]:
+def _split(
+    config: DataConfig, encoder: Encoder, cache: HostCache
+) -> tuple[StoredTokens, StoredTokens, str, int]:
+    """Both parts, the digest of both, and the largest token."""
     files = _files(config)
     if config.eval_path is not None:
         held_out_files = find_files(config.eval_path, "data.eval_path")
         refuse_shared_files(files, held_out_files)
-        return _tokens(files, encoder, cache), _tokens(held_out_files, encoder, cache)
-    if len(files) == 1:
-        return split_tail(_tokens(files, encoder, cache), config.eval_fraction)
-    mask = held_out_mask(name_hashes(file.name for file in files), config.eval_fraction)
-    parts = [[file for file, out in zip(files, mask, strict=True) if out == side] for side in (False, True)]
-    return _tokens(parts[0], encoder, cache), _tokens(parts[1], encoder, cache)
-
-
-def refuse_shared_files(train: list[DataFile], held_out: list[DataFile]) -> None:
-    """Refuse a file that would be both trained on and held out.
-
-    Raises:
-      UserError: naming the first such file.
-    """
-    trained = {file.path.resolve() for file in train}
-    for file in held_out:
-        if file.path.resolve() in trained:
-            raise UserError(
-                f"data file {file.path} is in both data.path and data.eval_path",
-                hint="held-out data must not be trained on: keep the two apart, or leave data.eval_path null",
-            )
+    elif len(files) == 1:
+        tokens, found = _tokens(files, encoder, cache)
+        train, held_out = split_tail(tokens, config.eval_fraction)
+        return train, held_out, combine(found.digest, len(train)), found.largest
+    else:
+        mask = held_out_mask(name_hashes(file.name for file in files), config.eval_fraction)
+        held_out_files = [file for file, out in zip(files, mask, strict=True) if out]
+        files = [file for file, out in zip(files, mask, strict=True) if not out]
+    train, train_scan = _tokens(files, encoder, cache)
+    held_out, held_out_scan = _tokens(held_out_files, encoder, cache)
+    digest = combine(train_scan.digest, held_out_scan.digest)
+    return train, held_out, digest, max(train_scan.largest, held_out_scan.largest)
 
 
 def _files(config: DataConfig) -> list[DataFile]:
@@ -121,16 +115,18 @@ def _is_text(path: Path) -> bool:
     return True
 
 
-def _tokens(files: list[DataFile], encoder: Encoder, cache: HostCache) -> StoredTokens:
+def _tokens(files: list[DataFile], encoder: Encoder, cache: HostCache) -> tuple[StoredTokens, TokenScan]:
     """The tokens of all ``files``, in order."""
     size_bytes = sum(file.status().st_size for file in files)
     if cache.folder is None or size_bytes <= IN_MEMORY_LIMIT_BYTES:
         empty = np.empty(0, dtype=encoder.dtype)
-        return np.concatenate([empty, *(encoder.encode(file.read(), file.path) for file in files)])
+        tokens = np.concatenate([empty, *(encoder.encode(file.read(), file.path) for file in files)])
+        return tokens, scan(tokens)
 
     def write(stream: BinaryIO) -> None:
         for file in files:
             encoder.encode(file.read(), file.path).tofile(stream)
 
     path = cache.token_file(source_key(files, encoder.digest), write)
-    return np.memmap(path, dtype=encoder.dtype, mode="r")
+    mapped = np.memmap(path, dtype=encoder.dtype, mode="r")
+    return mapped, cache.scan(DataFile(name=path.name, path=path), mapped)
