@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.storage_types import Storage, StorageError
+from launcher.text import one_line
 from recipes.contract import Progress
 
 
@@ -118,7 +119,8 @@ def parse_json(data: bytes, where: str) -> object:
 
 def _damaged(where: str, reason: str) -> StorageError:
     return StorageError(
-        f"{where} is damaged: {reason}", hint="it was not written by Muster; move it away, then try again"
+        f"{where} is damaged: {one_line(reason)}",
+        hint="it was not written by Muster; move it away, then try again",
     )
 
 

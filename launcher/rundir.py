@@ -17,6 +17,7 @@ import yaml
 from launcher import lease, ledger
 from launcher.ledger import AttemptEnd, AttemptStart, Heartbeat, HostRecord, StopRequest
 from launcher.storage_types import Exists, NotFound, Storage, StorageError
+from launcher.text import one_line
 from recipes.contract import SCHEMA_VERSION, RunPath, attempt_path, heartbeat_path
 from recipes.errors import UserError
 from recipes.fingerprint import Change, changes, fingerprint
@@ -220,7 +221,7 @@ def read_recipe(storage: Storage, path: str) -> Recipe:
         data = yaml.safe_load(storage.read(path))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise StorageError(
-            f"{where} is damaged: {_one_line(error)}", hint="restore it from a copy"
+            f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"
         ) from error
     header = data.pop(_HEADER, None) if isinstance(data, dict) else None
     if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
@@ -268,7 +269,3 @@ def _another_experiment(where: str, found: Sequence[Change]) -> UserError:
         f"{where} holds another experiment; what differs:\n" + "\n".join(lines),
         hint="choose another name with run.name=NEW, or start NEW from this run's checkpoint with --fork NEW",
     )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -1,0 +1,88 @@
+"""``muster ls``: the runs of a folder or bucket, one a line."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import click
+
+from launcher.cli import runs
+from launcher.rundir import RunDir
+from launcher.storage import Storage, Unavailable, open_storage
+from launcher.summary import RunSummary, summary
+from recipes.contract import is_run_name
+from recipes.errors import UserError
+
+THREADS = 16
+"""Runs read at once; each takes several requests to a bucket."""
+
+HEADER = ("RUN", "STATE", "STEP", "SAVED", "LOSS", "ATTEMPTS", "SEEN")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class Damaged:
+    """A run that could not be read."""
+
+    name: str
+    url: str
+    problem: str
+
+
+@click.command()
+@runs.root_option
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
+def command(root: str, as_json: bool) -> None:
+    """List the runs under a root."""
+    storage = open_storage(root)
+    now = time.time()
+    found = read_runs(storage, now)
+    if as_json:
+        runs.emit_json({"root": storage.url, "runs": [_plain(entry) for entry in found]})
+    elif found:
+        click.echo(runs.table(HEADER, [_row(entry, now) for entry in found]))
+    else:
+        runs.say(f"no runs in {storage.url}")
+    for entry in found:
+        if isinstance(entry, Damaged) and not as_json:
+            runs.say(f"{entry.name}: {entry.problem}")
+
+
+def read_runs(storage: Storage, now: float) -> Sequence[RunSummary | Damaged]:
+    """Every run below ``storage``, by name; other folders are passed over."""
+    names = [name for name in storage.children() if is_run_name(name)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        entries = pool.map(lambda name: _read(RunDir(storage.child(name)), name, now), names)
+        return [entry for entry in entries if entry is not None]
+
+
+def _read(run: RunDir, name: str, now: float) -> RunSummary | Damaged | None:
+    try:
+        return summary(run, now) if run.exists() else None
+    except Unavailable:
+        raise
+    except UserError as error:
+        return Damaged(name=name, url=run.url, problem=error.message)
+
+
+def _plain(entry: RunSummary | Damaged) -> dict[str, object]:
+    if isinstance(entry, Damaged):
+        return {"name": entry.name, "url": entry.url, "state": "damaged", "problem": entry.problem}
+    return dataclasses.asdict(entry)
+
+
+def _row(entry: RunSummary | Damaged, now: float) -> runs.Row:
+    if isinstance(entry, Damaged):
+        return (entry.name, "damaged", "-", "-", "-", "-", "-")
+    seen_s = None if entry.updated_s is None else now - entry.updated_s
+    return (
+        entry.name,
+        entry.state.value,
+        f"{entry.step}/{entry.num_steps}",
+        "-" if entry.committed_step < 0 else str(entry.committed_step),
+        runs.number(entry.loss),
+        str(entry.attempts),
+        runs.duration(seen_s),
+    )

@@ -1,0 +1,130 @@
+"""What the verbs that look at runs share: how RUN and --root are understood, and how values are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from launcher.rundir import RunDir
+from launcher.storage import is_remote, open_storage
+from launcher.summary import RunState, RunSummary
+from launcher.text import one_line, printable
+from recipes.contract import is_run_name
+from recipes.errors import UserError
+from recipes.load import nearest
+
+DEFAULT_ROOT = "runs"
+ROOT_VARIABLE = "MUSTER_ROOT"
+
+type Row = Sequence[str]
+
+
+def root_option[F: Callable[..., Any]](function: F) -> F:
+    """``--root``, the same for every verb."""
+    option = click.option(
+        "--root",
+        default=lambda: os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT,
+        show_default=f"${ROOT_VARIABLE}, else {DEFAULT_ROOT}",
+        help="Folder of all runs: a local path or gs://bucket/prefix.",
+    )
+    return option(function)
+
+
+def find_run(run: str, root: str) -> RunDir:
+    """The run named ``run`` under ``root``, or the run at the address ``run``.
+
+    Raises:
+      UserError: there is none; the nearest name is suggested.
+    """
+    if "/" in run or is_remote(run):
+        found = RunDir(open_storage(run))
+        if found.exists():
+            return found
+        raise UserError(
+            f"there is no run at {found.url}", hint="`muster ls --root ROOT` lists the runs of a folder"
+        )
+    if not is_run_name(run):
+        raise UserError(
+            f"{run!r} is not a run name",
+            hint="run names are a-z, 0-9 and hyphens, at most 40; for a path write ./PATH",
+        )
+    storage = open_storage(root)
+    found = RunDir(storage.child(run))
+    if found.exists():
+        return found
+    raise UserError(f"there is no run {run} in {storage.url}", hint=_suggestion(run, storage.children()))
+
+
+def _suggestion(run: str, names: Sequence[str]) -> str:
+    guess = nearest(run, [name for name in names if is_run_name(name)])
+    return (
+        f"did you mean {guess}?"
+        if guess
+        else f"`muster ls` lists the runs; {ROOT_VARIABLE} or --root says where"
+    )
+
+
+def emit_json(data: object, *, indent: int | None = 1) -> None:
+    """Strict JSON on stdout: numbers that JSON does not know become null."""
+    click.echo(json.dumps(_finite(data), indent=indent, allow_nan=False))
+
+
+def _finite(data: object) -> object:
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    if isinstance(data, Mapping):
+        return {str(name): _finite(value) for name, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_finite(value) for value in data]
+    return data
+
+
+def say(text: str) -> None:
+    """Talk, on stderr."""
+    click.echo(printable(text), err=True)
+
+
+def table(header: Row, rows: Sequence[Row]) -> str:
+    """Columns, aligned; the last one as long as it is. Every cell is one harmless line."""
+    cells = [list(header), *([one_line(cell) or "-" for cell in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
+    lines = (
+        [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]] for row in cells
+    )
+    return "\n".join("  ".join(line).rstrip() for line in lines)
+
+
+def number(value: float | None, form: str = ".4g") -> str:
+    return "-" if value is None else format(value, form)
+
+
+def duration(seconds: float | None) -> str:
+    """Rounded down to one unit: ``42s``, ``3m``, ``5h``, ``2d``."""
+    if seconds is None:
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{int(seconds // size)}{unit}"
+    return f"{int(max(0.0, seconds))}s"
+
+
+_COLOURS: Mapping[RunState, str] = {
+    RunState.RUNNING: "cyan",
+    RunState.COMPLETE: "green",
+    RunState.FAILED: "red",
+    RunState.STALE: "yellow",
+}
+
+
+def heading(summary: RunSummary) -> str:
+    """One line: name, state and how far it is. Colour only where a terminal wants it."""
+    state = summary.state.value
+    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+        state = click.style(state, fg=_COLOURS.get(summary.state))
+    return f"{printable(summary.name)}: {state}, step {summary.step} of {summary.num_steps}"

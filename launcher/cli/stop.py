@@ -1,0 +1,95 @@
+"""``muster stop RUN``: ask whoever runs it to save, stop and let go, and wait until they have."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import time
+from collections.abc import Callable
+
+import click
+
+from launcher import lease
+from launcher.cli import runs
+from launcher.rundir import RunDir
+from launcher.summary import RunState, RunSummary, summary
+from recipes.contract import ExitCode
+from recipes.errors import UserError
+
+DEFAULT_TIMEOUT_S = 120.0
+POLL_S = 0.5
+
+
+@click.command()
+@click.argument("run")
+@runs.root_option
+@click.option(
+    "--timeout-s",
+    type=click.FloatRange(min=0.0),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="How long to wait; the request stays.",
+)
+def command(run: str, root: str, timeout_s: float) -> None:
+    """Stop RUN (a name, a path or a gs:// address) cleanly; launching it again resumes it."""
+    found = runs.find_run(run, root)
+    if stop(found, timeout_s, time.sleep, time.time):
+        runs.say(f"{_ended(summary(found, time.time()))}")
+    else:
+        seen = summary(found, time.time())
+        runs.say(f"{seen.name} is not running: it is {seen.state.value}")
+
+
+def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Callable[[], float]) -> bool:
+    """Asks and waits; False when nobody acts on the run.
+
+    Raises:
+      UserError: it still runs after ``timeout_s``.
+    """
+    holder = lease.read(run.storage)
+    if holder is None or not lease.is_held(holder, now()):
+        return False
+    if run.stop_request() is None:
+        run.request_stop(now(), f"{_user()}@{socket.gethostname()}")
+    runs.say(f"asked {holder.holder()} to stop; waiting for its last checkpoint")
+    deadline_s = now() + timeout_s
+    told = ""
+    while lease.is_held(current := lease.read(run.storage), now()):
+        if now() >= deadline_s:
+            raise _still_running(run, current or holder, timeout_s)
+        if (line := _where(run)) != told:
+            told = line
+            runs.say(line)
+        sleep(POLL_S)
+    return True
+
+
+def _where(run: RunDir) -> str:
+    beats = run.heartbeats()
+    newest = max(beats, key=lambda beat: beat.progress.time_s, default=None)
+    return (
+        f"{newest.host}: {newest.progress.phase.value}, step {newest.progress.step}"
+        if newest
+        else "no host yet"
+    )
+
+
+def _ended(seen: RunSummary) -> str:
+    saved = "no checkpoint" if seen.committed_step < 0 else f"checkpoint at step {seen.committed_step}"
+    again = "" if seen.state is RunState.COMPLETE else "; launch it again to resume"
+    return f"{seen.name} is {seen.state.value}: {saved}{again}"
+
+
+def _still_running(run: RunDir, holder: lease.Lease, timeout_s: float) -> UserError:
+    return UserError(
+        f"{run.url} still runs after {timeout_s:g} s, held by {holder.holder()}",
+        hint="the request stays: wait with `muster stop` again, or end that process",
+        exit_code=ExitCode.INFRASTRUCTURE,
+    )
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "somebody"

@@ -1,0 +1,177 @@
+"""What a run is doing now, from its run directory alone: what ``muster ls`` and ``status`` show."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from launcher import lease
+from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
+from launcher.rundir import RunDir, committed_step
+from recipes.contract import ExitCode, Phase, RunPath
+
+
+class RunState(enum.StrEnum):
+    """What a run is doing, in one word."""
+
+    CREATED = "created"
+    """It has a directory and has never started."""
+    RUNNING = "running"
+    STOPPED = "stopped"
+    """Ended cleanly because somebody asked; launching it again resumes it."""
+    PREEMPTED = "preempted"
+    """Ended cleanly after a notice; launching it again resumes it."""
+    FAILED = "failed"
+    COMPLETE = "complete"
+    STALE = "stale"
+    """It began an attempt that never ended, and nobody acts on it: its machine or launcher died."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostRow:
+    """One host of the newest attempt."""
+
+    host: str
+    hostname: str
+    pid: int | None
+    phase: Phase | None
+    step: int | None
+    age_s: float | None
+    """Since its last sign of life."""
+    exit_code: int | None
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FailureRow:
+    """Why the newest attempt failed."""
+
+    host: str | None
+    message: str
+    hint: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunSummary:
+    """One run at one moment."""
+
+    name: str
+    url: str
+    state: RunState
+    step: int
+    """Optimizer steps done, as far as anybody reported."""
+    num_steps: int
+    committed_step: int
+    """-1: no checkpoint yet."""
+    loss: float | None
+    eval_loss: float | None
+    step_time_s: float | None
+    tokens_per_s: float | None
+    attempts: int
+    holder: str | None
+    """Who acts on the run now."""
+    updated_s: float | None
+    """Unix time of the newest sign of life."""
+    hosts: Sequence[HostRow]
+    failure: FailureRow | None
+    logs: str | None
+    """Where the newest attempt's logs are."""
+
+
+def summary(run: RunDir, now: float) -> RunSummary:
+    """Reads the run.
+
+    Raises:
+      NotFound: there is no run here.
+      UserError: an object of it is damaged; the message names it.
+    """
+    recipe = run.recipe()
+    attempts = run.attempts()
+    attempt = attempts[-1] if attempts else 0
+    end = run.attempt_end(attempt) if attempt else None
+    records = run.hosts(attempt) if attempt else ()
+    beats = {beat.host: beat for beat in run.heartbeats() if beat.attempt == attempt}
+    holder = lease.read(run.storage)
+    held = lease.is_held(holder, now)
+    committed = committed_step(run.storage)
+    metrics = _metrics(run, beats)
+    return RunSummary(
+        name=run_name(run.url),
+        url=run.url,
+        state=run_state(held=held, attempts=len(attempts), end=end, stop=run.stop_request()),
+        step=max([committed, 0, *(beat.progress.step for beat in beats.values())]),
+        num_steps=recipe.train.num_steps,
+        committed_step=committed,
+        loss=metrics.get("train/loss"),
+        eval_loss=metrics.get("eval/loss"),
+        step_time_s=metrics.get("perf/step_time_s"),
+        tokens_per_s=metrics.get("perf/tokens_per_s"),
+        attempts=len(attempts),
+        holder=holder.holder() if holder and held else None,
+        updated_s=max((beat.progress.time_s for beat in beats.values()), default=None),
+        hosts=_host_rows(records, beats, now),
+        failure=_failure(end, records),
+        logs=f"{run.url}/{RunPath.ATTEMPTS}/{attempt:04d}/logs" if attempt else None,
+    )
+
+
+def run_name(url: str) -> str:
+    """The run's name: the last part of its address."""
+    return url.rsplit("/", 1)[-1]
+
+
+def run_state(*, held: bool, attempts: int, end: AttemptEnd | None, stop: StopRequest | None) -> RunState:
+    """The state, from who holds the lease and how the newest attempt ended."""
+    if end is not None and end.exit_code == ExitCode.COMPLETE:
+        return RunState.COMPLETE
+    if held:
+        return RunState.RUNNING
+    if attempts == 0:
+        return RunState.CREATED
+    if end is None:
+        return RunState.STALE
+    if end.exit_code == ExitCode.PREEMPTED:
+        return RunState.STOPPED if stop is not None else RunState.PREEMPTED
+    return RunState.FAILED
+
+
+def _metrics(run: RunDir, beats: Mapping[str, Heartbeat]) -> Mapping[str, float]:
+    """The newest that any host reported; only process 0 has them."""
+    reported = [beat.progress for beat in beats.values() if beat.progress.metrics]
+    newest = max(reported, key=lambda progress: progress.time_s, default=None)
+    return newest.metrics if newest else {}
+
+
+def _host_rows(
+    records: Sequence[HostRecord], beats: Mapping[str, Heartbeat], now: float
+) -> Sequence[HostRow]:
+    known = {record.host: record for record in records}
+    names = [*known, *(host for host in beats if host not in known)]
+    return tuple(_host_row(name, known.get(name), beats.get(name), now) for name in names)
+
+
+def _host_row(name: str, record: HostRecord | None, beat: Heartbeat | None, now: float) -> HostRow:
+    progress = beat.progress if beat else None
+    return HostRow(
+        host=name,
+        hostname=record.hostname if record else "",
+        pid=record.pid if record else None,
+        phase=progress.phase if progress else None,
+        step=progress.step if progress else None,
+        age_s=max(0.0, now - progress.time_s) if progress else None,
+        exit_code=record.exit_code if record else None,
+        reason=record.reason if record else "",
+    )
+
+
+def _failure(end: AttemptEnd | None, records: Sequence[HostRecord]) -> FailureRow | None:
+    """From the attempt's end or, when its launcher died first, from the host that ended first."""
+    fine = (None, ExitCode.COMPLETE, ExitCode.PREEMPTED)
+    if end is not None:
+        if end.exit_code in fine:
+            return None
+        return FailureRow(host=end.first_failing_host, message=end.message, hint=end.hint)
+    failed = [record for record in records if record.exit_code not in fine]
+    first = min(failed, key=lambda record: (record.collateral, record.end_s or 0.0), default=None)
+    return FailureRow(host=first.host, message=first.reason, hint=first.hint) if first else None
