@@ -25,7 +25,7 @@ _BYTE_VALUES = 256
 _MAX_TOKENS = {"uint16": 2**16, "uint32": 2**32}
 
 
-def check(recipe: Recipe, origins: Mapping[str, str] | None = None) -> list[Problem]:
+def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[Problem]:
     """Everything that is wrong with ``recipe``; empty when it can run.
 
     Args:

@@ -62,18 +62,24 @@ def _check_multislice_hosts(recipe: Recipe, shape: SliceShape) -> Iterator[Probl
 
 def _check_ici(recipe: Recipe, shape: SliceShape) -> Iterator[Problem]:
     degrees = {axis: getattr(recipe.mesh, axis) for axis in AXES}
-    what = f"a slice of {shape.generation} {shape.topology_name} has {shape.num_devices} devices"
-    return _check_degrees("mesh", degrees, shape.num_devices, what)
+    what = f"a slice of {shape.generation} {shape.topology_name} has {_counted(shape.num_devices, 'device')}"
+    return _check_degrees("mesh", degrees, shape.num_devices, what, "fsdp")
 
 
 def _check_dcn(recipe: Recipe) -> Iterator[Problem]:
     slices = recipe.multislice
     degrees = {"data": slices.data, "fsdp": slices.fsdp}
-    noun = "slice" if slices.num_slices == 1 else "slices"
-    return _check_degrees("multislice", degrees, slices.num_slices, f"there are {slices.num_slices} {noun}")
+    what = f"the job has {_counted(slices.num_slices, 'slice')}"
+    return _check_degrees("multislice", degrees, slices.num_slices, what, "data")
 
 
-def _check_degrees(group: str, degrees: Mapping[str, int], total: int, what: str) -> Iterator[Problem]:
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _check_degrees(
+    group: str, degrees: Mapping[str, int], total: int, what: str, usual_axis: str
+) -> Iterator[Problem]:
     """Degrees of at least 1, one -1 at most, and a product of ``total``."""
     bad = {axis: degree for axis, degree in degrees.items() if degree < 1 and degree != -1}
     for axis, degree in bad.items():
@@ -84,41 +90,31 @@ def _check_degrees(group: str, degrees: Mapping[str, int], total: int, what: str
     for axis in open_axes[1:]:
         reason = f"only one axis can be -1, and {group}.{open_axes[0]} is already"
         yield _problem(f"{group}.{axis}", -1, reason, "give a number of at least 1")
-    if bad or len(open_axes) > 1:
-        return
-    known = math.prod(degree for degree in degrees.values() if degree != -1)
-    if known == total or (open_axes and total % known == 0):
-        return
-    axis = _axis_to_mend(degrees)
-    others = known // degrees[axis]
-    product = (
-        " x ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1) or "every axis 1"
-    )
-    verb = "does not divide" if open_axes else "is not"
-    equals = f" = {known}" if " x " in product else ""
-    reason = (
-        f"{product}{equals} {verb} the devices: {what}" if group == "mesh" else f"{product}{equals}: {what}"
-    )
-    yield _problem(
-        f"{group}.{axis}", degrees[axis], reason, _mend(group, axis, total, others, bool(open_axes))
-    )
+    if not bad and len(open_axes) < 2:
+        yield from _check_product(group, degrees, total, what, usual_axis)
 
 
-def _axis_to_mend(degrees: Mapping[str, int]) -> str:
-    """The axis whose degree is most likely the mistake: the largest, by name when all are 1."""
+def _check_product(
+    group: str, degrees: Mapping[str, int], total: int, what: str, usual_axis: str
+) -> Iterator[Problem]:
     closed = {axis: degree for axis, degree in degrees.items() if degree != -1}
-    largest = max(closed.values())
-    preferred = [axis for axis in ("fsdp", *closed) if closed.get(axis) == largest]
-    return preferred[0]
-
-
-def _mend(group: str, axis: str, total: int, others: int, has_open: bool) -> str:
-    if total % others:
-        return f"make the product of the other axes ({others}) divide {total}"
-    room = total // others
-    if has_open:
-        return f"use a {group}.{axis} that divides {room}: {_listed(_divisors(room))}"
-    return f"use {group}.{axis}={room} or -1"
+    known, has_open = math.prod(closed.values()), len(closed) < len(degrees)
+    if known == total or (has_open and total % known == 0):
+        return
+    # The largest degree is most likely the mistake.
+    axis = max((usual_axis, *closed), key=lambda name: closed.get(name, 0))
+    product = " x ".join(f"{name} {degree}" for name, degree in closed.items() if degree > 1) or "all axes 1"
+    reason = (
+        f"{what}, which {product} does not divide" if has_open else f"{what}, and {product} makes {known}"
+    )
+    room, rest = divmod(total, known // closed[axis])
+    if rest:
+        fix = f"make the product of the other axes ({known // closed[axis]}) divide {total}"
+    elif has_open:
+        fix = f"use a {group}.{axis} that divides {room}: {_listed(_divisors(room))}"
+    else:
+        fix = f"use {group}.{axis}={room} or -1"
+    yield _problem(f"{group}.{axis}", closed[axis], reason, fix)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Problem]:
