@@ -7,29 +7,21 @@ Errors are also passed between processes, so that all of them end the same way.
 from __future__ import annotations
 
 import json
+import re
 import traceback
 
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 from trainer.integrity import Damaged
 
-_FULL = ("no space left", "enospc", "disk quota exceeded", "edquot", "file too large", "efbig")
-_FORBIDDEN = (
-    "permission denied",
-    "permission_denied",
-    "read-only file system",
-    "erofs",
-    "forbidden",
-    "http 403",
+_FULL = re.compile("no space left|enospc|disk quota exceeded|edquot|file too large|efbig")
+_FORBIDDEN = re.compile(
+    "permission.denied|read-only file system|erofs|forbidden|unauthenticated|anonymous caller"
+    "|http (response )?(code:? )?40[13]|bucket (does not exist|not found)"
 )
-_FORBIDDEN += ("http 401", "unauthenticated", "anonymous caller", "bucket does not exist", "bucket not found")
-_UNREACHABLE = ("unavailable", "deadline_exceeded", "deadline exceeded", "timed out", "timeout", "connection")
-_UNREACHABLE += (
-    "resource_exhausted",
-    "too many open files",
-    "cannot allocate memory",
-    "input/output error",
-    "stale file",
+_UNREACHABLE = re.compile(
+    "unavailable|deadline.exceeded|timed? ?out|connection|resource_exhausted|too many open files"
+    "|cannot allocate memory|input/output error|stale file"
 )
 
 
@@ -43,11 +35,11 @@ def user_error(error: BaseException, doing: str, *, kind: type[UserError] = User
     detail = _first_line(error)
     if isinstance(error, MemoryError):
         return kind(f"{doing}: out of memory", exit_code=ExitCode.INFRASTRUCTURE)
-    if any(word in text for word in _FULL):
+    if _FULL.search(text):
         return kind(f"{doing}: disk full ({detail})", hint="free some space, or lower checkpoint.keep")
-    if any(word in text for word in _FORBIDDEN):
+    if _FORBIDDEN.search(text):
         return kind(f"{doing}: permission denied ({detail})", hint="give this run write access to run.root")
-    if any(word in text for word in _UNREACHABLE):
+    if _UNREACHABLE.search(text):
         return kind(
             f"{doing}: storage did not answer ({detail})",
             hint="the run resumes by itself when storage is back",

@@ -50,7 +50,7 @@ class CheckpointStore:
         return [step for step in steps if self.is_committed(step)]
 
     def is_committed(self, step: int) -> bool:
-        return (self.path(step) / COMMIT_FILE).exists()
+        return bool((self.path(step) / COMMIT_FILE).exists())
 
     def read_manifest(self, step: int) -> str:
         return str((self.path(step) / MANIFEST_ITEM / _MANIFEST_FILE).read_text())

@@ -166,10 +166,10 @@ class Checkpoints:
         # Fingerprints are computed together, so first make sure that every process has its arrays.
         self._agree(f"{step}/read", problem)
         bad = integrity.altered(leaves, manifest)
-        self._agree(
-            f"{step}/verified", encode(Damaged(f"altered data in {', '.join(bad[:5])}")) if bad else ""
-        )
-        return jax.tree.unflatten(jax.tree.structure(abstract_state), list(leaves.values()))
+        problem = encode(Damaged(f"altered data in {', '.join(bad[:5])}")) if bad else ""
+        self._agree(f"{step}/verified", problem)
+        state: State = jax.tree.unflatten(jax.tree.structure(abstract_state), list(leaves.values()))
+        return state
 
     def _read_manifest(self, step: int) -> str:
         def read() -> str:

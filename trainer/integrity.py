@@ -19,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from recipes.errors import UserError
+
 FORMAT = 1
 """Version of the manifest and of the fingerprint; another one is refused, not guessed at."""
 
@@ -40,7 +42,8 @@ def fingerprints(leaves: Mapping[str, jax.Array]) -> jax.Array:
     modulo 2^32 has no order, so every sharding gives the same value; mixing is a bijection and an odd
     factor has an inverse, so any change confined to one word changes the sum.
     """
-    return _fingerprints(tuple(leaves.values()))
+    values: jax.Array = _fingerprints(tuple(leaves.values()))
+    return values
 
 
 @jax.jit
@@ -71,14 +74,9 @@ def _words(array: jax.Array) -> jax.Array:
         array = jnp.stack([array.real, array.imag], axis=-1)
     if array.dtype == jnp.bool_:
         return array.astype(jnp.uint32)
-    bits = (
-        jnp.finfo(array.dtype).bits
-        if jnp.issubdtype(array.dtype, jnp.floating)
-        else jnp.iinfo(array.dtype).bits
-    )
-    if bits == 64:
-        return jax.lax.bitcast_convert_type(array, jnp.uint32)
-    unsigned: Any = {2: jnp.uint2, 4: jnp.uint4, 8: jnp.uint8, 16: jnp.uint16, 32: jnp.uint32}[bits]
+    if array.dtype.name in ("int2", "uint2", "int4", "uint4"):
+        array = array.astype(jnp.int8)
+    unsigned: Any = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint32}[array.dtype.itemsize]
     return jax.lax.bitcast_convert_type(array, unsigned).astype(jnp.uint32)
 
 
@@ -106,8 +104,8 @@ class Manifest:
         """As JSON data, with a digest over all of it."""
         body = {"format": FORMAT} | dataclasses.asdict(self)
         # Through JSON once, so that tuples are lists and the digest is that of what will be read.
-        body = json.loads(json.dumps(body))
-        return body | {"sha256": _digest(body)}
+        as_read: dict[str, Any] = json.loads(json.dumps(body))
+        return as_read | {"sha256": _digest(as_read)}
 
     @classmethod
     def parse(cls, text: str) -> Manifest:
@@ -115,14 +113,19 @@ class Manifest:
 
         Raises:
           Damaged: the text is not exactly what was written.
+          UserError: another version of this program wrote it.
         """
         try:
             body = json.loads(text)
             digest = body.pop("sha256")
             if digest != _digest(body):
                 raise Damaged("the manifest's own digest does not match")
-            if body.pop("format") != FORMAT:
-                raise Damaged("the manifest has another format version")
+            version = body.pop("format")
+            if version != FORMAT:
+                raise UserError(
+                    f"the checkpoint has format {version}, this version of the trainer reads {FORMAT}",
+                    hint="resume with the version that the run began with",
+                )
             leaves = {
                 path: Leaf(shape=tuple(leaf["shape"]), dtype=leaf["dtype"], fingerprint=leaf["fingerprint"])
                 for path, leaf in body.pop("leaves").items()
