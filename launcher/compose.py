@@ -16,12 +16,14 @@ from typing import Any
 import hydra
 from hydra import version as hydra_version
 from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
+from hydra._internal.core_plugins.structured_config_source import StructuredConfigSource
 from hydra._internal.hydra import Hydra
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.conf import HydraConf
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
@@ -175,9 +177,12 @@ def _hydra(folders: Sequence[Path]) -> Iterator[None]:
     # From 1.4 on, passing a version base at all is deprecated; before, leaving it out selects 1.1.
     if hydra.__version__.startswith("1.3"):
         hydra_version.setbase("1.3")
-    Plugins.instance().register(_RecipeSource)
+    # Not Plugins.instance(): it imports every installed hydra_plugins package, which costs time and trust.
+    for source in (_RecipeSource, StructuredConfigSource):
+        SourcesRegistry.instance().register(source)
+    # Hydra's own settings (output folders, logging, launchers) serve only its own entry point: leave them out.
+    ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]))
     path = ConfigSearchPathImpl()
-    path.append("hydra", "pkg://hydra.conf")
     for folder in folders:
         path.append("main", f"{_RecipeSource.scheme()}://{folder}")
     path.append("schema", "structured://")

@@ -1,1 +1,125 @@
-"""The `muster` command: one file a verb, loaded when it is called."""
+"""The command ``muster``: verbs, each in its own module and imported only when it is used.
+
+    muster launch quickstart
+
+Every failure is one ``error:`` line, mostly with a ``hint:``, and an exit code of docs/exit-codes.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from launcher.cli import output
+from recipes.contract import ExitCode
+from recipes.errors import UserError
+from recipes.load import nearest
+
+VERBS = {
+    "recipes": "List the recipes, or the options of a group.",
+    "show": "Show a recipe's values and where each comes from.",
+    "plan": "Show what a launch would do, touching nothing.",
+    "launch": "Start a run, or resume it.",
+    "ls": "List the runs.",
+    "status": "Show how a run is doing.",
+    "logs": "Show the logs of a run's hosts.",
+    "stop": "Stop a run cleanly; it can be resumed.",
+    "completion": "Print the completion script of a shell.",
+}
+"""Short help by verb; the module ``launcher.cli.VERB`` has the click command as ``command``."""
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+class _Verbs(click.Group):
+    """A group whose commands are imported on use, so that help and completion stay fast."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command = importlib.import_module(f"launcher.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        verb = args[0]
+        if verb not in VERBS and not verb.startswith("-") and not ctx.resilient_parsing:
+            guess = nearest(verb, VERBS)
+            hint = f"did you mean `muster {guess}`?" if guess else "`muster --help` lists the verbs"
+            raise UserError(f"no verb {verb!r}", hint=hint)
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+            return result
+        except BrokenPipeError:
+            # The reader went away (`muster ls | head`): nothing more to say, also not at interpreter exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise click.exceptions.Exit(PIPE_CLOSED) from None
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        output.data(f"muster {version('muster-tpu')}")
+        ctx.exit()
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+)
+def muster() -> None:
+    """Take a JAX training experiment from one line to a finished, resumable run on TPUs.
+
+    \b
+      muster launch quickstart                 train a small model on this machine
+      muster plan llama3-8b-v5e-16x16          see what a launch would do
+      muster show quickstart model=llama3-8b   see every value and where it comes from
+    """
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line; returns the exit code."""
+    if "_MUSTER_COMPLETE" in os.environ:
+        import launcher.cli.completion  # noqa: F401  # registers how words are split and offered
+    try:
+        result = muster.main(
+            list(sys.argv[1:] if argv is None else argv), prog_name="muster", standalone_mode=False
+        )
+    except UserError as failure:
+        output.user_error(failure)
+        return failure.exit_code
+    except click.UsageError as failure:
+        output.error(*_usage(failure))
+        return ExitCode.BAD_INPUT
+    except click.ClickException as failure:
+        output.error(failure.format_message())
+        return ExitCode.BAD_INPUT
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return result if isinstance(result, int) else ExitCode.COMPLETE
+
+
+def _usage(failure: click.UsageError) -> tuple[str, str]:
+    verb = failure.ctx.command_path if failure.ctx else "muster"
+    message = failure.format_message().rstrip(".")
+    return message[:1].lower() + message[1:], f"`{verb} --help` describes it"
