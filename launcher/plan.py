@@ -95,6 +95,7 @@ class PricePlan:
     usd_per_chip_hour: float
     usd_per_hour: float
     source: str
+    """Whose price: docs/hardware.md names the list."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +245,7 @@ def _price(recipe: Recipe, hardware: HardwarePlan, chip: Generation) -> PricePla
         found = by_capacity.get(recipe.target.capacity)
         if found is None:
             return None
-        per_chip_hour, source = found, f"{listed.region}, {listed.date}, {listed.source}"
+        per_chip_hour, source = found, f"list price, {listed.region}, {listed.date}"
     total = round(per_chip_hour * hardware.num_chips, 2)
     return PricePlan(usd_per_chip_hour=per_chip_hour, usd_per_hour=total, source=source)
 
@@ -253,10 +254,11 @@ def _notes(recipe: Recipe, hardware: HardwarePlan, chip: Generation, shape: Slic
     remote = hardware.target != "local"
     if remote and not recipe.run.root.startswith("gs://"):
         yield f"run.root={recipe.run.root} is on this machine: set run.root=gs://BUCKET/PREFIX to launch"
-    if hardware.target == "gke" and hardware.capacity == "spot":
+    short_notice = recipe.target.grace_period_s > _GKE_SPOT_NOTICE_S
+    if hardware.target == "gke" and hardware.capacity == "spot" and short_notice:
         yield (
             f"GKE gives pods on spot nodes {_GKE_SPOT_NOTICE_S} s unless the node pool extends it;"
-            f" target.grace_period_s={recipe.target.grace_period_s:g} is a wish"
+            f" target.grace_period_s={recipe.target.grace_period_s:g} may not be granted"
         )
     if hardware.target == "gke" and shape.requires_workload_policy:
         yield f"{shape.generation} node pools of several hosts need a workload policy"
@@ -295,9 +297,10 @@ def _hardware_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     sizes = (
         _counted(hardware.num_slices, "slice"),
         _counted(hardware.hosts_per_slice, "host"),
-        _counted(hardware.chips_per_host, "chip"),
+        _counted(hardware.chips_per_host, "device" if hardware.generation == CPU else "chip"),
     )
-    total = f"{_counted(hardware.num_chips, 'chip')}, {_counted(hardware.num_devices, 'device')}"
+    chips = "" if hardware.generation == CPU else f"{_counted(hardware.num_chips, 'chip')}, "
+    total = f"{chips}{_counted(hardware.num_devices, 'device')}"
     yield "target", f"{hardware.target}, {hardware.capacity}"
     yield "hardware", f"{hardware.generation} {hardware.topology}: {' x '.join(sizes)} = {total}"
     if hardware.generation != CPU:
