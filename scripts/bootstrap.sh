@@ -91,12 +91,18 @@ usable() {
     [ ! -f "$stamp" ] || head -n 1 "$stamp" | grep -qF " in $(pwd -P)"
 }
 
+# The marker holds the ids of the script and of the pip it runs, which may outlive it. What ran under an id is looked
+# at too, because ids are given again (in containers, soon) and the dead may linger as zombies.
 refuse_a_second_run() {
     [ -e "$marker" ] || return 0
-    other=$(cat "$marker")
-    if [ -n "$other" ] && [ "$other" != $$ ] && kill -0 "$other" 2>/dev/null; then
-        die "process $other is already installing into .venv" "wait for it, or stop it and run this again"
-    fi
+    for other in $(cat "$marker"); do
+        [ "$other" != $$ ] || continue
+        case $(ps -o args= -p "$other" 2>/dev/null) in
+        *bootstrap.sh* | *"pip install"*)
+            die "process $other is already installing into .venv" "wait for it, or stop it and run this again"
+            ;;
+        esac
+    done
     say "an earlier run was cut off; starting again"
 }
 
@@ -112,14 +118,30 @@ make_venv() {
     }
 }
 
+# In the background, so that a signal ends it at once: a shell waits for what runs in the foreground.
 pip() {
     .venv/bin/python -I -m pip install --disable-pip-version-check --no-input --no-build-isolation --no-deps "$@" \
-        >>"$log" 2>&1 </dev/null || {
+        >>"$log" 2>&1 </dev/null &
+    child=$!
+    echo "$$ $child" >"$marker"
+    wait "$child" || {
         tail -n 20 "$log" >&2
         die "pip failed; its last lines are above, all of them in $log" "see above; then run this again, it starts afresh"
     }
+    child=
 }
 
+stop() {
+    [ -z "$child" ] || kill "$child" 2>/dev/null || true
+    [ -z "$child" ] || wait "$child" 2>/dev/null || true
+    say "stopped; run this again to finish"
+    exit "$1"
+}
+
+child=
+trap 'stop 129' HUP
+trap 'stop 130' INT
+trap 'stop 143' TERM
 started=$(date +%s)
 if works && { installed dev || { [ "$mode" = runtime ] && installed runtime; }; }; then
     exit 0
