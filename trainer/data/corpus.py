@@ -102,11 +102,11 @@ def record_hash(data: bytes) -> int:
 
 
 def held_out_mask(hashes: npt.NDArray[np.uint64], fraction: float) -> npt.NDArray[np.bool_]:
-    """Which items are held out: the smallest hashes, ``fraction`` of all and at least one.
+    """Which items are held out: the smallest hashes, ``fraction`` of all, but at least one and not the last.
 
     Equal hashes (copies of one record) fall on the same side.
     """
-    count = max(1, round(fraction * len(hashes)))
+    count = max(1, min(round(fraction * len(hashes)), len(hashes) - 1))
     threshold: np.uint64 = np.partition(hashes, count - 1)[count - 1]
     mask: npt.NDArray[np.bool_] = hashes <= threshold
     return mask
