@@ -1,0 +1,228 @@
+"""``muster launch RECIPE``: from one line to a finished run; the same line again resumes it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shlex
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import click
+
+from launcher.backends.local import LocalBackend, LocalShape
+from launcher.cli import runs
+from launcher.display import Display, open_display
+from launcher.lease_keeper import LeaseKeeper
+from launcher.orphans import end_orphans
+from launcher.plan import Plan, make_plan
+from launcher.provenance import lock_info
+from launcher.rundir import RunDir, committed_step, create_or_open
+from launcher.storage import StorageError, is_remote, open_storage
+from launcher.supervise import Asked, Finish, Supervisor
+from recipes.contract import ExitCode, RunPath, attempt_path
+from recipes.errors import UserError
+from recipes.schema import Recipe
+
+STOP_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "the terminal is gone"}
+
+
+@click.command()
+@click.argument("recipe")
+@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option(
+    "--recipes",
+    "folders",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="A folder of recipes to search first; may be repeated.",
+)
+@click.option("--no-restart", is_flag=True, help="End with the first attempt, however it ends.")
+@click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
+@click.option("--json", "as_json", is_flag=True, help="How it ended, as JSON on stdout.")
+def command(
+    recipe: str,
+    overrides: Sequence[str],
+    folders: Sequence[Path],
+    no_restart: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Run RECIPE to its end, or resume it.
+
+    Ctrl-C once saves and stops; launching again goes on from there.
+    """
+    # Only verbs that compose pay for Hydra.
+    from launcher.compose import compose
+
+    composed = compose(recipe, overrides, search=folders)
+    for note in composed.notes:
+        runs.say(f"note: {note}")
+    plan = make_plan(composed.recipe)
+    if dry_run:
+        click.echo(plan.to_json(), nl=False)
+        return
+    _check_target(composed.recipe)
+    again = shlex.join(["muster", "launch", recipe, *overrides])
+    finish = launch(composed.recipe, plan, restart_allowed=not no_restart, what=again)
+    _report(plan, finish, again=again, as_json=as_json)
+    click.get_current_context().exit(int(finish.exit_code))
+
+
+def _check_target(recipe: Recipe) -> None:
+    kind = recipe.target.kind
+    if kind != "local":
+        raise UserError(
+            f"target.kind={kind}: submitting to {kind} is not built yet",
+            hint="see docs/status.md; `muster plan` shows what would run, a recipe with target: local runs here",
+        )
+
+
+def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> Finish:
+    """Runs attempts of a local run until it is complete, stopped or beyond help.
+
+    Raises:
+      UserError: the run directory refuses: another experiment, in use, not writable.
+    """
+    digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
+    lock = lock_info(plan_sha256=digest, folder=Path.cwd())
+    opened = create_or_open(open_storage(recipe.run_dir), recipe, lock)
+    for change in opened.changes:
+        runs.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
+    run = opened.run
+    with _stop_signals() as asked, LeaseKeeper(run, what) as keeper:
+        if done := _complete(run):
+            return done
+        run.clear_stop()
+        end_orphans(run, grace_period_s=recipe.target.grace_period_s, say=runs.say)
+        shape = LocalShape(
+            num_slices=plan.hardware.num_slices,
+            hosts_per_slice=plan.hardware.hosts_per_slice,
+            devices_per_host=plan.hardware.devices_per_host,
+            grace_period_s=recipe.target.grace_period_s,
+        )
+        runs.say(f"{'new run' if opened.created else 'resuming'}: {run.url}")
+        with open_display() as display:
+            finish = _supervise(run, recipe, shape, display, asked, keeper, lock, restart_allowed)
+        if asked.count:
+            # So that `muster status` calls it stopped; the next launch removes it.
+            with contextlib.suppress(StorageError):
+                run.request_stop(time.time(), asked.by)
+        return finish
+
+
+def _supervise(
+    run: RunDir,
+    recipe: Recipe,
+    shape: LocalShape,
+    display: Display,
+    asked: Asked,
+    keeper: LeaseKeeper,
+    lock: dict[str, Any],
+    restart_allowed: bool,
+) -> Finish:
+    supervisor = Supervisor(
+        run=run,
+        recipe=recipe,
+        backend=LocalBackend(run, shape, os.environ),
+        watcher=display,
+        asked=asked,
+        lease_lost=lambda: keeper.lost,
+        restart_allowed=restart_allowed,
+    )
+    return supervisor.run(shape.hosts, lock)
+
+
+def _complete(run: RunDir) -> Finish | None:
+    """What to say of a run that needs no attempt any more."""
+    ends = {attempt: run.attempt_end(attempt) for attempt in run.attempts()}
+    done = [attempt for attempt, end in ends.items() if end and end.exit_code == ExitCode.COMPLETE]
+    if not done:
+        return None
+    return Finish(
+        exit_code=ExitCode.COMPLETE,
+        reason="complete already",
+        hint="",
+        host="",
+        attempt=done[-1],
+        num_attempts=0,
+        committed_step=committed_step(run.storage),
+    )
+
+
+@contextlib.contextmanager
+def _stop_signals() -> Iterator[Asked]:
+    """Signals that ask for a stop, counted while inside."""
+    asked = Asked()
+
+
+    def ask(number: int, _frame: FrameType | None) -> None:
+        asked.ask(STOP_SIGNALS[signal.Signals(number)])
+
+    before = {number: signal.signal(number, ask) for number in STOP_SIGNALS}
+    try:
+        yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _report(plan: Plan, finish: Finish, *, again: str, as_json: bool) -> None:
+    url = plan.run_dir if is_remote(plan.run_dir) else os.path.abspath(plan.run_dir)
+    places = {
+        "checkpoints": f"{url}/{RunPath.CHECKPOINTS}",
+        "metrics": f"{url}/{RunPath.METRICS}",
+        "logs": f"{url}/{attempt_path(finish.attempt)}/logs",
+    }
+    if as_json:
+        runs.emit_json(_summary(plan, finish, url, places))
+    if finish.exit_code == ExitCode.COMPLETE:
+        runs.say(f"{plan.run_name}: {finish.reason}, {plan.batch.num_steps} steps")
+    elif finish.exit_code == ExitCode.PREEMPTED:
+        runs.say(f"{plan.run_name}: {finish.reason}; {_saved(finish)}")
+    else:
+        runs.say(f"error: {plan.run_name}: {finish.reason}")
+        if finish.hint:
+            runs.say(f"hint: {finish.hint}")
+    for name, place in places.items():
+        runs.say(f"  {name:<12} {place}")
+    for line in _next(url, finish, again):
+        runs.say(line)
+
+
+def _saved(finish: Finish) -> str:
+    return "nothing was saved" if finish.committed_step < 0 else f"saved at step {finish.committed_step}"
+
+
+def _next(url: str, finish: Finish, again: str) -> Sequence[str]:
+    """What to type next."""
+    address = shlex.quote(url)
+    lines = [
+        f"  status       muster status {address}",
+        f"  tensorboard  tensorboard --logdir {address}/metrics",
+    ]
+    if finish.exit_code == ExitCode.COMPLETE:
+        return lines
+    host = f" --host {finish.host}" if finish.host and finish.exit_code != ExitCode.PREEMPTED else ""
+    return [f"  read log     muster logs {address}{host}", *lines[:1], f"resume with: {again}"]
+
+
+def _summary(plan: Plan, finish: Finish, url: str, places: dict[str, str]) -> dict[str, Any]:
+    return {
+        "run": plan.run_name,
+        "directory": url,
+        "exit_code": int(finish.exit_code),
+        "outcome": finish.exit_code.name.lower(),
+        "reason": finish.reason,
+        "hint": finish.hint,
+        "host": finish.host or None,
+        "attempt": finish.attempt,
+        "num_attempts": finish.num_attempts,
+        "committed_step": finish.committed_step,
+        **places,
+    }

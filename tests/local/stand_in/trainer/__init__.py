@@ -1,0 +1,1 @@
+"""A stand-in for the trainer: put its folder on PYTHONPATH before the real one."""

@@ -1,0 +1,150 @@
+"""A small process that obeys the contract without JAX: steps, saves, stops, dies and hangs as it is told.
+
+``STAND_IN`` (JSON, in the environment) says how: ``step_s``, ``trace`` (a file that every step is written to),
+and ``faults``: ``{"attempt": 1, "host": "s0-h1", "step": 5, "do": ...}``; attempt 0 means every attempt.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+
+from recipes.contract import FAILURE_FILE, METRICS_DIR, PROGRESS_FILE, HostContext
+
+FATAL = "F1130 client.h:86] Terminating process because the JAX distributed service detected fatal errors."
+
+
+class StandIn:
+    def __init__(self, recipe: dict[str, Any], context: HostContext, script: dict[str, Any]) -> None:
+        self.recipe, self.context, self.script = recipe, context, script
+        self.run, self.scratch = Path(context.run_dir), Path(context.scratch_dir)
+        self.notice = False
+        self.num_steps = int(recipe["train"]["num_steps"])
+        self.interval = int(recipe["checkpoint"]["save_interval_steps"])
+        self.shared_notice = self.scratch.parent / "notice"
+        signal.signal(signal.SIGTERM, self._on_notice)
+
+    def _on_notice(self, *_: object) -> None:
+        self.notice = True
+
+    def main(self) -> int:
+        self._claim()
+        print(f"stand-in {self.context.host_name} pid {os.getpid()}", flush=True)
+        step = self.committed()
+        first = max(step, 0)
+        self.progress("starting", 0)
+        self.fault(0)
+        for done in range(first + 1, self.num_steps + 1):
+            time.sleep(self.script.get("step_s", 0.02))
+            self.trace(done)
+            self.progress("training", done)
+            if done % self.interval == 0 or done == self.num_steps:
+                self.commit(done)
+            self.fault(done)
+            if self.told_to_stop():
+                time.sleep(self.script.get("save_s", 0.0))
+                self.commit(done)
+                self.progress("training", done)
+                return 42
+        self.progress("done", self.num_steps)
+        return 0
+
+    def told_to_stop(self) -> bool:
+        """A notice to one rank stops them all, as JAX's sync point does."""
+        if self.notice:
+            self.shared_notice.touch()
+        return self.shared_notice.exists()
+
+    def fault(self, step: int) -> None:
+        for fault in self.script.get("faults", []):
+            if (
+                fault["step"] == step
+                and fault.get("attempt", 0) in (0, self.context.attempt)
+                and fault.get("host", self.context.host_name) == self.context.host_name
+            ):
+                self.do(fault["do"])
+
+    def do(self, what: str) -> None:
+        kind, _, detail = what.partition(" ")
+        if kind == "exit":
+            if detail in ("1", "2"):
+                self.fail(int(detail))
+            os._exit(int(detail))
+        elif kind == "signal":
+            os.kill(os.getpid(), int(detail))
+        elif kind == "peer-lost":
+            print(FATAL, file=sys.stderr, flush=True)
+            os.abort()
+        elif kind == "deaf":
+            # As in gloo with a dead peer: SIGTERM is only noted.
+            time.sleep(1000)
+        elif kind == "sleep":
+            time.sleep(float(detail))
+        else:
+            raise ValueError(what)
+
+    def fail(self, code: int) -> NoReturn:
+        failure = {"exit_code": code, "message": "the loss is NaN", "hint": "lower it", "time_s": time.time()}
+        (self.scratch / FAILURE_FILE).write_text(json.dumps(failure))
+        os._exit(code)
+
+    def progress(self, phase: str, step: int) -> None:
+        body = {
+            "phase": phase,
+            "step": step,
+            "num_steps": self.num_steps,
+            "committed_step": self.committed(),
+            "time_s": time.time(),
+            "metrics": {"train/loss": 5.0 / (1 + step), "perf/tokens_per_s": 1000.0} if step else {},
+        }
+        temporary = self.scratch / f"{PROGRESS_FILE}.tmp"
+        temporary.write_text(json.dumps(body))
+        temporary.replace(self.scratch / PROGRESS_FILE)
+        if self.context.process_id == 0 and step:
+            folder = self.scratch / METRICS_DIR
+            folder.mkdir(exist_ok=True)
+            with (folder / f"{self.context.attempt:04d}.jsonl").open("a") as file:
+                file.write(json.dumps({"step": step}) + "\n")
+
+    def committed(self) -> int:
+        found = self.run.glob("checkpoints/*/commit_success.txt")
+        return max((int(path.parent.name) for path in found), default=-1)
+
+    def commit(self, step: int) -> None:
+        if self.context.process_id == 0:
+            folder = self.run / "checkpoints" / str(step)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "commit_success.txt").touch()
+
+    def trace(self, step: int) -> None:
+        if path := self.script.get("trace"):
+            with open(path, "a") as file:
+                file.write(f"{self.context.attempt} {self.context.host_name} {step}\n")
+
+    def _claim(self) -> None:
+        """A second writer for the same host is what must never be."""
+        lock = os.open(self.run / f".{self.context.host_name}.writer", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            (self.run / "TWO-WRITERS").touch()
+            os._exit(1)
+
+
+def main() -> int:
+    context = HostContext.from_env(os.environ)
+    assert context is not None
+    recipe = yaml.safe_load(Path(sys.argv[1]).read_text())
+    return StandIn(recipe, context, json.loads(os.environ.get("STAND_IN", "{}"))).main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
