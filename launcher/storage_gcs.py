@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import secrets
 from collections.abc import Iterator
 from typing import Any
@@ -197,12 +198,22 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0][:300]
 
 
-@functools.cache
 def _client() -> Any:
-    """One client a process: it keeps connections and is safe to share between threads."""
-    from google.auth.exceptions import DefaultCredentialsError
-    from google.cloud import storage
+    return _client_of(os.environ.get("STORAGE_EMULATOR_HOST"))
 
+
+@functools.cache
+def _client_of(emulator: str | None) -> Any:
+    """One client a process and service: it keeps connections and is safe to share between threads.
+
+    Args:
+      emulator: where the client library will look for a stand-in; it reads the same variable.
+    """
+    from google.auth.exceptions import DefaultCredentialsError
+    from google.cloud import storage  # type: ignore[import-untyped]
+
+    # Else the client asks for the bucket itself, in a thread, for traces: a permission that a run need not have.
+    os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     try:
         return storage.Client(project=None)
     except DefaultCredentialsError as error:
@@ -215,6 +226,6 @@ def _client() -> Any:
 @functools.cache
 def _retry() -> Any:
     """The library's own policy (429, 5xx, dropped connections) with an end. 403 and 412 are not retried."""
-    from google.cloud.storage.retry import DEFAULT_RETRY
+    from google.cloud.storage.retry import DEFAULT_RETRY  # type: ignore[import-untyped]
 
     return DEFAULT_RETRY.with_timeout(RETRY_TIMEOUT_S)
