@@ -74,27 +74,28 @@ def _slug(text: str) -> str:
 
 def _root_fault(root: str) -> tuple[str, str] | None:
     """Reason and fix, or None when ``root`` may be the folder of all runs."""
-    scheme, bucket_path = root.startswith("gs://"), root.removeprefix("gs://")
-    bucket, _, prefix = bucket_path.partition("/")
-    path = prefix if scheme else root
     example = "give a local folder such as runs, or gs://BUCKET/PREFIX"
     if not root.strip():
         return "is empty", example
     if not root.isprintable() or root != root.strip():
         return "has control characters or blanks at an end", "remove them"
-    if not scheme and _SCHEME.match(root):
+    if root.startswith("gs://"):
+        bucket, _, prefix = root.removeprefix("gs://").partition("/")
+        if not _is_bucket(bucket):
+            return f"{bucket!r} is not a bucket name", "give gs://BUCKET/PREFIX with an existing bucket"
+        return _component_fault(f"/{prefix}", (".", ".."))
+    if _SCHEME.match(root):
         return "is neither a local path nor gs://", example
-    if scheme and not _is_bucket(bucket):
-        return f"{bucket!r} is not a bucket name", "give gs://BUCKET/PREFIX with an existing bucket"
-    if "//" in path or (scheme and prefix.startswith("/")):
-        return "has an empty component (//)", "write single slashes"
-    if any(part in ("..", ".") for part in path.split("/")[:: 1 if scheme else -1]) and scheme:
-        return "has a component . or .., which object names do not resolve", "write the whole prefix"
-    if ".." in path.split("/"):
-        return "has a component ..", "write an absolute path, or one below the working directory"
-    if path.startswith("~"):
+    if root.startswith("~"):
         return "begins with ~, which only a shell expands", "write the whole path"
-    return None
+    return _component_fault(root, ("..",))
+
+
+def _component_fault(path: str, refused: tuple[str, ...]) -> tuple[str, str] | None:
+    if "//" in path:
+        return "has an empty component (//)", "write single slashes"
+    found = next((part for part in path.split("/") if part in refused), None)
+    return None if found is None else (f"has the component {found!r}", "write the path without it")
 
 
 def _is_bucket(name: str) -> bool:
