@@ -21,6 +21,7 @@ from recipes.hardware import (
     topology_name,
 )
 from recipes.schema import HardwareConfig
+from tests.golden.update import hardware_doc
 
 TPUS = ("v4", "v5e", "v5p", "v6e", "tpu7x")
 
@@ -227,3 +228,9 @@ def test_an_unknown_price_is_null_and_a_known_one_has_date_and_source() -> None:
 def test_an_unknown_generation_names_what_there_is() -> None:
     with pytest.raises(ValueError, match="v4, v5e, v5p, v6e, tpu7x, cpu"):
         generation("v7")
+
+
+def test_the_documented_table_is_the_catalogue(repo: Path) -> None:
+    text = (repo / "docs" / "hardware.md").read_text(encoding="ascii")
+    assert hardware_doc(text) == text, "python -m tests.golden.update"
+    assert all(line in text for line in render_alias("v6e-8").splitlines())
