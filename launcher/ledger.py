@@ -184,8 +184,9 @@ def _mapping(value: object, inner: Any) -> object:
 
 def _scalar(value: object, hint: type[Any]) -> object:
     if issubclass(hint, enum.Enum):
-        known = {member.value: member for member in hint}
-        return known.get(value) if value in known else _Mismatch(path="", wanted=f"one of {', '.join(known)}")
+        wanted = f"one of {', '.join(member.value for member in hint)}"
+        known = [member for member in hint if member.value == value]
+        return known[0] if known else _Mismatch(path="", wanted=wanted)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if type(value) is hint:

@@ -212,7 +212,7 @@ def _client_of(emulator: str | None) -> Any:
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage  # type: ignore[import-untyped]
 
-    # Else the client asks for the bucket itself, in a thread, for traces: a permission that a run need not have.
+    # Else the client asks, for traces, for the bucket itself: a permission that a run need not have.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     try:
         return storage.Client(project=None)
