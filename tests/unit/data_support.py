@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from array_record.python import array_record_module
 
 from recipes.load import recipe_from_dict
 from recipes.schema import Recipe
@@ -48,3 +51,12 @@ def make_recipe(
             },
         }
     )
+
+
+def write_records(path: Path, records: list[bytes]) -> None:
+    """An ArrayRecord file of ``records``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writer = array_record_module.ArrayRecordWriter(str(path), "group_size:1")
+    for record in records:
+        writer.write(record)
+    writer.close()

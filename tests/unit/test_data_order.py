@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import trainer.data
+from recipes.errors import UserError
 from tests.unit.data_support import make_recipe
 from trainer.data import Data, open_data
 from trainer.data.batches import eval_order, train_order
@@ -125,6 +126,12 @@ def test_neighbouring_seeds_share_no_epoch() -> None:
     rows = range(100)
     epochs = [*take(first, start=0, count=4, rows=rows), *take(second, start=0, count=4, rows=rows)]
     assert len({tuple(epoch) for epoch in epochs}) == 8
+
+
+def test_more_sequences_than_can_be_shuffled_are_refused() -> None:
+    numbered(2**32)
+    with pytest.raises(UserError, match="more than 4294967296"):
+        numbered(2**32 + 1)
 
 
 def test_a_far_step_is_reached_at_once() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes.errors import UserError
 from recipes.schema import Recipe
 from trainer.data.array_record import array_record_corpus
-from trainer.data.batches import MAX_RECORDS, BatchStream, Data, eval_order, train_order
+from trainer.data.batches import BatchStream, Data, eval_order, train_order
 from trainer.data.cache import HostCache
 from trainer.data.corpus import Corpus, combine
 from trainer.data.synthetic import synthetic_corpus
@@ -40,7 +40,7 @@ def open_data(recipe: Recipe, *, cache_dir: Path | None) -> Data:
       UserError: the data are missing, unreadable, empty, damaged or do not fit the recipe.
     """
     corpus = _open_corpus(recipe, HostCache(folder=cache_dir))
-    _check(corpus, recipe)
+    _check_held_out(corpus, recipe)
     train, seed = recipe.train, recipe.train.seed
     return Data(
         fingerprint=_fingerprint(recipe, corpus),
@@ -65,18 +65,12 @@ def _open_corpus(recipe: Recipe, cache: HostCache) -> Corpus:
     return opener(recipe.data, vocab_size=vocab_size, sequence_length=sequence_length, cache=cache)
 
 
-def _check(corpus: Corpus, recipe: Recipe) -> None:
+def _check_held_out(corpus: Corpus, recipe: Recipe) -> None:
     if not len(corpus.held_out) and recipe.train.eval_num_batches:
         raise UserError(
             f"data.source={recipe.data.source}: the held-out part is shorter than one sequence"
             f" (train.sequence_length={recipe.train.sequence_length})",
             hint="raise data.eval_fraction, set data.eval_path, or set train.eval_num_batches to 0",
-        )
-    largest = max(len(corpus.train), len(corpus.held_out))
-    if largest > MAX_RECORDS:
-        raise UserError(
-            f"data.source={recipe.data.source}: {largest} sequences are more than {MAX_RECORDS}",
-            hint="use a longer train.sequence_length or less data",
         )
 
 

@@ -16,11 +16,10 @@ from typing import Any, Self
 import grain
 import numpy as np
 
+from recipes.errors import UserError
 from trainer.data.corpus import Sequences, Tokens
 
-MAX_RECORDS = 2**32
-"""Grain's shuffle takes 32-bit indices and silently repeats records beyond."""
-
+_MAX_SEQUENCES = 2**32
 _MAX_THREADS = 4
 _EVAL_ORDER = "held-out"
 
@@ -102,14 +101,32 @@ class Data:
 
 
 def train_order(sequences: Sequences, *, seed: int, shuffle: bool) -> Any:
-    """Endless epochs of ``sequences``; each epoch holds every one exactly once."""
-    source = grain.MapDataset.source(sequences)
+    """Endless epochs of ``sequences``; each epoch holds every one exactly once.
+
+    Raises:
+      UserError: there are more than Grain can shuffle.
+    """
+    source = _source(sequences)
     return (source.shuffle(seed=_order_seed(str(seed))) if shuffle else source).repeat()
 
 
 def eval_order(sequences: Sequences) -> Any:
-    """Endless epochs of held-out ``sequences`` in an order that no recipe changes."""
-    return grain.MapDataset.source(sequences).shuffle(seed=_order_seed(_EVAL_ORDER)).repeat()
+    """Endless epochs of held-out ``sequences`` in an order that no recipe changes.
+
+    Raises:
+      UserError: there are more than Grain can shuffle.
+    """
+    return _source(sequences).shuffle(seed=_order_seed(_EVAL_ORDER)).repeat()
+
+
+def _source(sequences: Sequences) -> Any:
+    # Grain's shuffle takes 32-bit indices, and silently repeats some records beyond them.
+    if len(sequences) > _MAX_SEQUENCES:
+        raise UserError(
+            f"the data hold {len(sequences)} sequences, more than {_MAX_SEQUENCES}",
+            hint="use a longer train.sequence_length or less data",
+        )
+    return grain.MapDataset.source(sequences)
 
 
 def _order_seed(name: str) -> int:

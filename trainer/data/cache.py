@@ -40,14 +40,14 @@ class HostCache:
             return compute()
         entry = self.folder / f"{purpose}-{source_key([file])}.npz"
         try:
-            with np.load(entry, allow_pickle=False) as saved:
+            with entry.open("rb") as stream, np.load(stream, allow_pickle=False) as saved:
                 return dict(saved)
         except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
             result = compute()
         with contextlib.suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with _replacing(entry) as stream:
-                np.savez(stream, allow_pickle=False, **result)
+            with _replacing(entry) as output:
+                np.savez(output, allow_pickle=False, **result)
         return result
 
     def scan(self, file: DataFile, tokens: StoredTokens) -> TokenScan:
@@ -72,6 +72,8 @@ class HostCache:
             self.folder.mkdir(parents=True, exist_ok=True)
             with _locked(path.with_suffix(".lock")):
                 if not path.exists():
+                    for left_by_a_killed_process in self.folder.glob(f".{path.name}.*"):
+                        left_by_a_killed_process.unlink()
                     with _replacing(path) as stream:
                         write(stream)
         except OSError as error:
@@ -98,6 +100,8 @@ def _replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with open(descriptor, "wb") as stream:
             yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -125,7 +125,7 @@ def _tokens(files: list[DataFile], encoder: Encoder, cache: HostCache) -> tuple[
 
     def write(stream: BinaryIO) -> None:
         for file in files:
-            encoder.encode(file.read(), file.path).tofile(stream)
+            stream.write(encoder.encode(file.read(), file.path).data)  # ndarray.tofile hides a full disk
 
     path = cache.token_file(source_key(files, encoder.digest), write)
     mapped = np.memmap(path, dtype=encoder.dtype, mode="r")
