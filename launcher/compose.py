@@ -24,7 +24,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.types import RunMode
 from omegaconf import OmegaConf
@@ -84,7 +84,7 @@ def _grammar(text: str) -> Any:
         if parsed.is_sweep_override():
             raise GrammarError("is a sweep, but a run has one value for each key")
         return parsed.value()
-    except (OverrideParseException, RecursionError, ValueError):
+    except (HydraException, RecursionError, ValueError):
         raise GrammarError("is not a value by Hydra's grammar") from None
 
 
@@ -96,7 +96,7 @@ def _checked(name: str, data: Mapping[str, Any], origins: Mapping[str, str]) -> 
     return recipe
 
 
-class _RecipeSource(ConfigSource):  # type: ignore[misc]  # hydra's base class is untyped
+class _RecipeSource(ConfigSource):
     """One folder of recipes, for Hydra: only complete recipes and the known groups, read strictly."""
 
     @staticmethod
@@ -110,7 +110,10 @@ class _RecipeSource(ConfigSource):  # type: ignore[misc]  # hydra's base class i
         _check_defaults(contents)
         header = {"package": contents.package}
         return ConfigResult(
-            provider=self.provider, path=self.full_path(), config=OmegaConf.create(dict(contents.data)), header=header
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create(dict(contents.data)),
+            header=header,
         )
 
     def is_group(self, config_path: str) -> bool:
@@ -180,7 +183,7 @@ def _hydra(folders: Sequence[Path]) -> Iterator[None]:
     # Not Plugins.instance(): it imports every installed hydra_plugins package, which costs time and trust.
     for source in (_RecipeSource, StructuredConfigSource):
         SourcesRegistry.instance().register(source)
-    # Hydra's own settings (output folders, logging, launchers) serve only its own entry point: leave them out.
+    # Hydra's own settings (output folders, logging, launchers) serve only its own entry point.
     ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]))
     path = ConfigSearchPathImpl()
     for folder in folders:
@@ -242,8 +245,11 @@ def _explain(name: str, error: Exception, folders: Sequence[Path]) -> UserError:
             hint=f"did you mean {guess}?" if guess else "`muster recipes` lists what there is",
         )
     cause = error.__cause__ if error.__cause__ and not str(error) else error
-    first_line = next(iter(str(cause).splitlines()), type(cause).__name__)
-    return UserError(f"recipe {name} cannot be composed: {first_line}", hint="docs/recipes.md describes how recipes are written")
+    lines = [line.strip() for line in str(cause).splitlines() if not line.endswith("composing config:")]
+    reason = lines[0] if lines else type(cause).__name__
+    return UserError(
+        f"recipe {name} cannot be composed: {reason}", hint="docs/recipes.md says how recipes are written"
+    )
 
 
 __all__ = ["DEFAULT", "OVERRIDE", "Composed", "compose"]

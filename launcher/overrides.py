@@ -70,7 +70,9 @@ def _read(text: str, folders: Sequence[Path], grammar: Grammar) -> Override:
     key, equals, raw = text.partition("=")
     _refuse_edits(key, raw, bool(equals), folders)
     if len(text) > MAX_LENGTH:
-        raise _RefusedError(key, "...", f"is longer than {MAX_LENGTH} characters", "write it in a recipe file")
+        raise _RefusedError(
+            key, "...", f"is longer than {MAX_LENGTH} characters", "write it in a recipe file"
+        )
     is_choice = key in GROUPS
     if not is_choice and key not in keys():
         raise _unknown(key, raw)
@@ -79,7 +81,9 @@ def _read(text: str, folders: Sequence[Path], grammar: Grammar) -> Override:
     try:
         value = grammar(text)
     except GrammarError as error:
-        raise _RefusedError(key, _short(raw), str(error), "quote the value, for example 'data.path=\"a,b\"'") from None
+        raise _RefusedError(
+            key, _short(raw), str(error), "quote the value, for example 'data.path=\"a,b\"'"
+        ) from None
     for leaf in _texts(value):
         wrong = interpolation_problem(leaf)
         if wrong:
@@ -96,17 +100,26 @@ def _refuse_edits(key: str, raw: str, has_value: bool, folders: Sequence[Path]) 
         fix = f"write {guess}={_short(raw)}" if guess else "use a key that `muster show --keys` lists"
         raise _RefusedError(key, raw, "adds a key, but the keys of a recipe are fixed", fix)
     if key.startswith("~"):
-        raise _RefusedError(key, raw or None, "removes a key, but the keys of a recipe are fixed", "set it to null or its default")
+        raise _RefusedError(
+            key,
+            raw or None,
+            "removes a key, but the keys of a recipe are fixed",
+            "set it to null or its default",
+        )
     if not has_value:
         guess = _guess(key)
         fix = f"write {guess}=VALUE" if guess else "write key=value or group=option"
         raise _RefusedError(key, None, "is not an override", fix)
     if any(part.startswith("_target_") for part in key.replace("/", ".").split(".")):
-        raise _RefusedError(key, raw, "would name code to run", "remove it; things are chosen by name in a recipe")
+        raise _RefusedError(
+            key, raw, "would name code to run", "remove it; things are chosen by name in a recipe"
+        )
     if key.split(".", 1)[0].split("/", 1)[0].split("@", 1)[0] == "hydra":
         raise _RefusedError(key, raw, "is not part of a recipe", "remove it; a recipe cannot configure Hydra")
     if "@" in key:
-        raise _RefusedError(key, raw, "moves a group elsewhere", f"write {key.split('@', 1)[0]}={_short(raw)}")
+        raise _RefusedError(
+            key, raw, "moves a group elsewhere", f"write {key.split('@', 1)[0]}={_short(raw)}"
+        )
 
 
 def _check_option(group: str, value: object, raw: str, folders: Sequence[Path]) -> None:
@@ -122,7 +135,9 @@ def _check_option(group: str, value: object, raw: str, folders: Sequence[Path]) 
 def _unknown(key: str, raw: str) -> _RefusedError:
     inside = [path for path in keys() if path.startswith(f"{key}.")]
     if inside:
-        return _RefusedError(key, _short(raw), "is a section, not a key", f"set its keys, for example {inside[0]}=...")
+        return _RefusedError(
+            key, _short(raw), "is a section, not a key", f"set its keys, for example {inside[0]}=..."
+        )
     guess = _guess(key)
     fix = f"did you mean {guess}?" if guess else "`muster show --keys` lists every key"
     return _RefusedError(key, _short(raw), "is not a key of a recipe", fix)
@@ -142,7 +157,9 @@ def _repeated(overrides: Sequence[Override]) -> Iterator[Problem]:
         earlier = first.setdefault(override.key, override)
         if earlier is not override:
             fix = f"keep one of {earlier.text} and {override.text}"
-            yield Problem(key=override.key, value=override.value, reason="is given twice", fix=fix, origin="override")
+            yield Problem(
+                key=override.key, value=override.value, reason="is given twice", fix=fix, origin="override"
+            )
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -81,7 +81,9 @@ def names(folders: Sequence[Path], group: str | None = None) -> list[str]:
             files = os.listdir(folder / (group or ""))
         except OSError:
             continue
-        found.update(file[:-5] for file in files if file.endswith(".yaml") and NAME_PATTERN.fullmatch(file[:-5]))
+        found.update(
+            file[:-5] for file in files if file.endswith(".yaml") and NAME_PATTERN.fullmatch(file[:-5])
+        )
     return sorted(found)
 
 
@@ -124,7 +126,8 @@ def _locate_file(name: str, extra: Sequence[Path]) -> tuple[str, tuple[Path, ...
         raise UserError(f"no recipe file {name!r}", hint="give a recipe's name or the path of a .yaml file")
     if path.suffix != ".yaml" or not NAME_PATTERN.fullmatch(path.stem):
         raise UserError(
-            f"recipe file {name!r}: not a name for a recipe", hint="letters, digits, . _ and -, ending in .yaml"
+            f"recipe file {name!r}: not a name for a recipe",
+            hint="letters, digits, . _ and -, ending in .yaml",
         )
     return path.stem, search_path([path.parent, *extra])
 

@@ -16,14 +16,17 @@ from typing import Any
 import yaml
 
 from recipes.errors import Problem, RecipeError, UserError
+from recipes.load import keys
 
 MAX_SIZE_BYTES = 1 << 20
 MAX_DEPTH = 16
 
 _Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-_WORDS = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
+_FLOAT = re.compile(
+    r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"
+)
+_WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
 _REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_.]*\}")
 _PACKAGE = re.compile(r"#\s*@package\s+(\S+)\s*")
@@ -82,12 +85,16 @@ def _read_text(path: Path, label: str) -> str:
     try:
         size_bytes = path.stat().st_size
         if size_bytes > MAX_SIZE_BYTES:
-            raise UserError(f"{label} is larger than {MAX_SIZE_BYTES} bytes", hint="a recipe is a few lines of YAML")
+            raise UserError(
+                f"{label} is larger than {MAX_SIZE_BYTES} bytes", hint="a recipe is a few lines of YAML"
+            )
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{label} is not UTF-8 text (byte {error.start})", hint="save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"cannot read {label}: {error.strerror}", hint="check the path and its permissions") from None
+        raise UserError(
+            f"cannot read {label}: {error.strerror}", hint="check the path and its permissions"
+        ) from None
 
 
 def _events(text: str, label: str) -> Iterator[yaml.Event]:
@@ -97,7 +104,9 @@ def _events(text: str, label: str) -> Iterator[yaml.Event]:
         mark = getattr(error, "problem_mark", None)
         where = f"{label}:{mark.line + 1}" if mark else label
         reason = getattr(error, "problem", None) or getattr(error, "reason", None) or "it cannot be parsed"
-        raise UserError(f"{where} is not YAML: {reason}", hint="check indentation, colons and quotes") from None
+        raise UserError(
+            f"{where} is not YAML: {reason}", hint="check indentation, colons and quotes"
+        ) from None
 
 
 def _comment(text: str) -> str:
@@ -116,7 +125,9 @@ def _header(text: str, builder: _Builder) -> tuple[str, str | None]:
         if found:
             package = found[1]
             if package != "_global_":
-                builder.report("@package", package, number, "is not a package of a recipe", "write _global_ or nothing")
+                builder.report(
+                    "@package", package, number, "is not a package of a recipe", "write _global_ or nothing"
+                )
         elif line.strip() and not line.startswith("#"):
             break
     return _comment(text), package
@@ -129,6 +140,10 @@ def _check_top(data: Mapping[str, Any], builder: _Builder) -> None:
     if "name" in data:
         fix = "remove it, and set run.name for another run"
         builder.report("name", data["name"], builder.lines["name"], "is given by the name of the file", fix)
+    for section in {path.partition(".")[0] for path in keys() if "." in path} & data.keys():
+        if not isinstance(data[section], dict):
+            fix = f"give the keys of {section}, or leave it out"
+            builder.report(section, data[section], builder.lines[section], "is not a mapping", fix)
 
 
 class _TooDeepError(Exception):
@@ -143,7 +158,9 @@ class _Builder:
 
     def report(self, key: str, value: object, line: int, reason: str, fix: str) -> None:
         shown = value if isinstance(value, (str, int, float, type(None))) else "..."
-        self.problems.append(Problem(key=key, value=shown, reason=reason, fix=fix, origin=f"{self.label}:{line}"))
+        self.problems.append(
+            Problem(key=key, value=shown, reason=reason, fix=fix, origin=f"{self.label}:{line}")
+        )
 
     def document(self, events: Iterator[yaml.Event]) -> dict[str, Any]:
         data: object = None
@@ -160,18 +177,30 @@ class _Builder:
         if isinstance(data, dict) and data:
             return data
         if not self.problems:
-            self.report("recipe", None, 1, "has no keys", "give keys and values, for example `train: {num_steps: 100}`")
+            self.report(
+                "recipe",
+                None,
+                1,
+                "has no keys",
+                "give keys and values, for example `train: {num_steps: 100}`",
+            )
         return {}
 
     def _node(self, event: yaml.NodeEvent, events: Iterator[yaml.Event], path: str, depth: int) -> object:
         if depth > MAX_DEPTH:
-            self.report(path[:80], "...", _line(event), "is nested too deeply", "keys of a recipe are two levels deep")
+            self.report(
+                path[:80], "...", _line(event), "is nested too deeply", "keys of a recipe are two levels deep"
+            )
             raise _TooDeepError
         if isinstance(event, yaml.AliasEvent):
-            self.report(path, f"*{event.anchor}", _line(event), "is a YAML alias", "repeat the value, or use a group")
+            self.report(
+                path, f"*{event.anchor}", _line(event), "is a YAML alias", "repeat the value, or use a group"
+            )
             return None
         if getattr(event, "tag", None) is not None:
-            self.report(path, getattr(event, "tag", None), _line(event), "has a YAML tag", "write plain values")
+            self.report(
+                path, getattr(event, "tag", None), _line(event), "has a YAML tag", "write plain values"
+            )
         if isinstance(event, yaml.MappingStartEvent):
             return self._mapping(events, path, depth, _line(event))
         if isinstance(event, yaml.SequenceStartEvent):
@@ -202,7 +231,9 @@ class _Builder:
         if key in data:
             self.report(path, None, line, "is given twice", "keep one of them")
         elif key.startswith("_target_"):
-            self.report(path, None, line, "would name code to run", "remove it; things are chosen by name in a recipe")
+            self.report(
+                path, None, line, "would name code to run", "remove it; things are chosen by name in a recipe"
+            )
         elif "." in key:
             self.report(path, None, line, "is written with dots", "nest it: one mapping for each part")
 
@@ -232,7 +263,9 @@ def plain_scalar(text: str) -> object:
         # Python refuses to convert thousands of digits; such a number is a mistake, not a value.
         return int(text) if len(text) <= 40 else text
     if _FLOAT.fullmatch(text):
-        return float(text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan"))
+        return float(
+            text.replace(".inf", "inf").replace(".nan", "nan").replace(".Inf", "inf").replace(".NaN", "nan")
+        )
     return text
 
 
@@ -242,4 +275,5 @@ def _node_event(event: yaml.Event) -> yaml.NodeEvent:
 
 
 def _line(event: yaml.Event) -> int:
-    return int(event.start_mark.line) + 1
+    assert event.start_mark is not None
+    return event.start_mark.line + 1

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from launcher.cli import output
 from recipes.contract import ExitCode
@@ -64,6 +65,13 @@ class _Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [
+            CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)
+        ]
+
     def invoke(self, ctx: click.Context) -> Any:
         try:
             result = super().invoke(ctx)
@@ -77,23 +85,31 @@ class _Verbs(click.Group):
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from importlib.metadata import PackageNotFoundError, version
 
-        output.data(f"muster {version('muster-tpu')}")
+        try:
+            output.data(f"muster {version('muster-tpu')}")
+        except PackageNotFoundError:
+            output.data("muster, from a source tree that is not installed")
         ctx.exit()
 
 
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Print the version."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Print the version.",
 )
 def muster() -> None:
     """Take a JAX training experiment from one line to a finished, resumable run on TPUs.
 
     \b
-      muster launch quickstart                 train a small model on this machine
-      muster plan llama3-8b-v5e-16x16          see what a launch would do
-      muster show quickstart model=llama3-8b   see every value and where it comes from
+      muster launch quickstart            train a small model on this machine
+      muster plan llama3-8b-v5e-16x16     see what a launch would do
+      muster show llama3-8b-v5e-16x16     see every value and where it comes from
     """
 
 

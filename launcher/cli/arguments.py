@@ -68,8 +68,10 @@ def complete_override(ctx: click.Context, _parameter: click.Parameter, incomplet
     key, equals, value = incomplete.partition("=")
     if equals:
         return [f"{key}={option}" for option in _values(ctx, key) if option.startswith(value)]
-    words = [*GROUPS, *(path for path in keys() if path != "name")]
-    return [f"{word}=" for word in words if word.startswith(incomplete)]
+    words = [word for word in (*GROUPS, *keys()) if word.startswith(incomplete) and word != "name"]
+    if len(words) == 1 and (options := _values(ctx, words[0])):
+        return [f"{words[0]}={option}" for option in options]
+    return [f"{word}=" for word in words]
 
 
 def _values(ctx: click.Context, key: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""``muster plan``: what a launch would do, computed from the recipe alone. Touches nothing, needs no login."""
+"""``muster plan``: what a launch would do, from the recipe alone. Touches nothing, needs no login."""
 
 from __future__ import annotations
 

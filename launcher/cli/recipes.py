@@ -14,7 +14,14 @@ from launcher.recipe_path import GROUPS, Entry, entries, search_path
 
 @click.command("recipes")
 @click.option("--group", type=click.Choice(GROUPS), help="List the options of this group instead.")
-@click.option("--recipes", "search", metavar="DIR", multiple=True, type=click.Path(path_type=Path), help="Search DIR first.")
+@click.option(
+    "--recipes",
+    "search",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Search DIR first.",
+)
 @json_option
 def command(group: str | None, search: Sequence[Path], as_json: bool) -> None:
     """List the recipes, or the options of a group, with what each is for."""

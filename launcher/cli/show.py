@@ -29,11 +29,18 @@ _WORDS = ("null", "true", "false", "yes", "no", "on", "off")
 
 @click.command("show")
 @recipe_arguments(required=False)
-@click.option("--key", metavar="KEY", help="Explain this one key.", shell_complete=lambda *a: _complete_key(a[2]))
+@click.option(
+    "--key", metavar="KEY", help="Explain this one key.", shell_complete=lambda *a: _complete_key(a[2])
+)
 @click.option("--keys", "all_keys", is_flag=True, help="List every key of a recipe with its meaning.")
 @json_option
 def command(
-    recipe: str | None, overrides: Sequence[str], search: Sequence[Path], key: str | None, all_keys: bool, as_json: bool
+    recipe: str | None,
+    overrides: Sequence[str],
+    search: Sequence[Path],
+    key: str | None,
+    all_keys: bool,
+    as_json: bool,
 ) -> None:
     """Show a recipe's values and where each comes from."""
     if all_keys:
@@ -46,7 +53,8 @@ def command(
     if key is not None and key not in keys():
         guess = nearest(key, keys())
         raise UserError(
-            f"no key {key!r}", hint=f"did you mean {guess}?" if guess else "`muster show --keys` lists every key"
+            f"no key {key!r}",
+            hint=f"did you mean {guess}?" if guess else "`muster show --keys` lists every key",
         )
     composed = compose_recipe(recipe, overrides, search)
     if key is not None:
@@ -84,7 +92,9 @@ def yaml_scalar(value: object) -> str:
         return value if plain else json.dumps(value)
     text = json.dumps(value)
     # YAML 1.1 takes a number with an exponent but without a point for a text.
-    return text.replace("e", ".0e", 1) if isinstance(value, float) and "e" in text and "." not in text else text
+    return (
+        text.replace("e", ".0e", 1) if isinstance(value, float) and "e" in text and "." not in text else text
+    )
 
 
 def _show_key(composed: Composed, key: Key, as_json: bool) -> None:
@@ -143,7 +153,9 @@ def type_name(hint: Any) -> str:
         return " or ".join(type_name(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
         return f"one of {', '.join(typing.get_args(hint))}"
-    return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}[hint]
+    return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}[
+        hint
+    ]
 
 
 def _complete_key(incomplete: str) -> list[str]:
