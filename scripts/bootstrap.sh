@@ -91,13 +91,13 @@ usable() {
     [ ! -f "$stamp" ] || head -n 1 "$stamp" | grep -qF " in $(pwd -P)"
 }
 
-# The marker holds the ids of the script and of the pip it runs, which may outlive it. What ran under an id is looked
+# The marker holds the ids of the script and of what pip it ran, which may outlive it. What ran under an id is looked
 # at too, because ids are given again (in containers, soon) and the dead may linger as zombies.
 refuse_a_second_run() {
     [ -e "$marker" ] || return 0
     for other in $(cat "$marker"); do
         [ "$other" != $$ ] || continue
-        case $(ps -o args= -p "$other" 2>/dev/null) in
+        case $(ps -ww -o args= -p "$other" 2>/dev/null) in
         *bootstrap.sh* | *"pip install"*)
             die "process $other is already installing into .venv" "wait for it, or stop it and run this again"
             ;;
@@ -123,7 +123,7 @@ pip() {
     .venv/bin/python -I -m pip install --disable-pip-version-check --no-input --no-build-isolation --no-deps "$@" \
         >>"$log" 2>&1 </dev/null &
     child=$!
-    echo "$$ $child" >"$marker"
+    echo "$child" >>"$marker"
     wait "$child" || {
         tail -n 20 "$log" >&2
         die "pip failed; its last lines are above, all of them in $log" "see above; then run this again, it starts afresh"
@@ -147,8 +147,7 @@ if works && { installed dev || { [ "$mode" = runtime ] && installed runtime; }; 
     exit 0
 fi
 refuse_a_second_run
-usable || make_venv
-echo $$ >"$marker"
+if usable; then echo $$ >"$marker"; else make_venv; fi
 rm -f "$stamp"
 : >"$log"
 lock=requirements.lock
