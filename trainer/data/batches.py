@@ -76,7 +76,7 @@ class Data:
     _held_out: Any = field(repr=False)
 
     def train_batches(self, start_step: int, rows: Sequence[int]) -> BatchStream:
-        """Global batches ``start_step``, ``start_step + 1`` and so on, of each the given rows, without end."""
+        """Endless global batches from ``start_step`` on, of each the given rows."""
         steps = grain.MapDataset.range(start_step, sys.maxsize)
         return BatchStream(steps.map(self._reader(self._train, rows)), self.prefetch_batches)
 
