@@ -105,11 +105,11 @@ class LocalStorage:
 
     def children(self, prefix: str = "") -> Names:
         folder = self._locate(checked_prefix(prefix))
-        try:
-            with _explained("list", folder):
+        with _explained("list", folder):
+            try:
                 return sorted(name for name in os.listdir(folder) if not name.startswith(_HIDDEN))
-        except NotFound:
-            return []
+            except (FileNotFoundError, NotADirectoryError):
+                return []
 
     def delete(self, path: str) -> None:
         target = self._locate(checked_path(path))
@@ -251,5 +251,5 @@ def _try_lock(descriptor: int) -> bool:
 
 
 def _raise_unless_missing(error: OSError) -> None:
-    if not isinstance(error, FileNotFoundError):
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 import click
 
 from launcher import lease
-from launcher.cli import runs
+from launcher.cli import output, runs
 from launcher.rundir import RunDir
 from launcher.text import printable
 from recipes.errors import UserError
@@ -22,8 +23,17 @@ TAIL_BYTES_PER_LINE = 200
 POLL_S = 1.0
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogLine:
+    """One line of one host's log, without its end."""
+
+    attempt: int
+    host: str
+    text: str
+
+
 @click.command()
-@click.argument("run")
+@runs.run_argument
 @runs.root_option
 @click.option(
     "--attempt", type=click.IntRange(min=1), help="Which attempt; the newest with logs if not given."
@@ -31,14 +41,23 @@ POLL_S = 1.0
 @click.option("--host", help="Only this host, for example s0-h1; all hosts if not given.")
 @click.option("--follow", is_flag=True, help="Go on as logs grow, until the run is no longer running.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last TAIL lines of each host.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document a line.")
 def command(
-    run: str, root: str, attempt: int | None, host: str | None, follow: bool, tail: int | None
+    run: str, root: str, attempt: int | None, host: str | None, follow: bool, tail: int | None, as_json: bool
 ) -> None:
-    """Print the logs of RUN (a name, a path or a gs:// address)."""
+    """Print the logs of RUN (a name, a path or a gs:// address), host after host.
+
+    With several hosts each line says whose it is.
+    """
     reader = LogReader(runs.find_run(run, root), attempt=attempt, host=host, tail=tail)
     harmless = printable if sys.stdout.isatty() else str
     for line in reader.follow(time.sleep, time.time) if follow else reader.lines():
-        click.echo(harmless(line), nl=False)
+        if as_json:
+            runs.emit_json(asdict(line), indent=None)
+        else:
+            output.data(harmless(f"{line.host}: {line.text}" if reader.num_hosts > 1 else line.text))
+        if follow:
+            sys.stdout.flush()
 
 
 class LogReader:
@@ -46,24 +65,24 @@ class LogReader:
 
     def __init__(self, run: RunDir, *, attempt: int | None, host: str | None, tail: int | None) -> None:
         self._run, self._host, self._tail = run, host, tail
+        self.num_hosts = 0
         self._fixed = attempt is not None
         self._attempt = attempt if attempt is not None else self._newest()
         self._offsets: dict[tuple[int, str], int] = {}
         self._check()
 
-    def lines(self, *, growing: bool = False) -> Iterator[str]:
-        """Everything there is now; with several hosts each line says whose it is.
+    def lines(self, *, growing: bool = False) -> Iterator[LogLine]:
+        """Everything there is now, host after host.
 
         Args:
           growing: leave a last line that has no end yet for the next call.
         """
         hosts = self._hosts()
+        self.num_hosts = len(hosts)
         for host in hosts:
-            prefix = f"{host}: " if len(hosts) > 1 else ""
-            for line in self._host_lines(host, growing):
-                yield prefix + line
+            yield from self._host_lines(host, growing)
 
-    def follow(self, sleep: Callable[[float], None], now: Callable[[], float]) -> Iterator[str]:
+    def follow(self, sleep: Callable[[float], None], now: Callable[[], float]) -> Iterator[LogLine]:
         """Everything there is and will be, until nobody acts on the run; goes on to later attempts."""
         while True:
             # Asked before reading, so that what was written last is still read.
@@ -101,7 +120,7 @@ class LogReader:
             hint = f"did you mean {guess}?" if guess else f"hosts: {', '.join(hosts[:8])}"
             raise UserError(f"attempt {self._attempt} has no log of host {self._host}", hint=hint)
 
-    def _host_lines(self, host: str, growing: bool) -> Iterator[str]:
+    def _host_lines(self, host: str, growing: bool) -> Iterator[LogLine]:
         """The lines from where the last call ended."""
         path = self._run.log_path(self._attempt, host)
         key = (self._attempt, host)
@@ -112,11 +131,14 @@ class LogReader:
             self._offsets[key] += len(chunk)
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
-                yield line.decode(errors="replace") + "\n"
+                yield self._line(host, line)
         if growing:
             self._offsets[key] -= len(rest)
         elif rest:
-            yield rest.decode(errors="replace") + "\n"
+            yield self._line(host, rest)
+
+    def _line(self, host: str, line: bytes) -> LogLine:
+        return LogLine(attempt=self._attempt, host=host, text=line.decode(errors="replace"))
 
     def _tail_offset(self, path: str, count: int) -> int:
         """Where the last ``count`` lines of a log begin."""

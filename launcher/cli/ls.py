@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 
-from launcher.cli import runs
+from launcher.cli import output, runs
 from launcher.rundir import RunDir
 from launcher.storage import Storage, Unavailable, open_storage
 from launcher.summary import RunSummary, summary
@@ -42,7 +42,7 @@ def command(root: str, as_json: bool) -> None:
     if as_json:
         runs.emit_json({"root": storage.url, "runs": [_plain(entry) for entry in found]})
     elif found:
-        click.echo(runs.table(HEADER, [_row(entry, now) for entry in found]))
+        output.data(runs.table(HEADER, [_row(entry, now) for entry in found]))
     else:
         runs.say(f"no runs in {storage.url}")
     for entry in found:

@@ -11,8 +11,10 @@ from typing import Any
 
 import click
 
+from launcher.cli import output
 from launcher.rundir import RunDir
 from launcher.storage import is_remote, open_storage
+from launcher.storage_types import Names
 from launcher.summary import RunState, RunSummary
 from launcher.text import one_line, printable
 from recipes.contract import is_run_name
@@ -34,6 +36,21 @@ def root_option[F: Callable[..., Any]](function: F) -> F:
         help="Folder of all runs: a local path or gs://bucket/prefix.",
     )
     return option(function)
+
+
+def complete_run(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> Names:
+    """Names of local runs; TAB does not wait for a bucket."""
+    root = ctx.params.get("root") or os.environ.get(ROOT_VARIABLE) or DEFAULT_ROOT
+    if is_remote(root):
+        return []
+    return [
+        name for name in open_storage(root).children() if name.startswith(incomplete) and is_run_name(name)
+    ]
+
+
+def run_argument[F: Callable[..., Any]](function: F) -> F:
+    """RUN, the same for every verb."""
+    return click.argument("run", shell_complete=complete_run)(function)
 
 
 def find_run(run: str, root: str) -> RunDir:
@@ -72,7 +89,7 @@ def _suggestion(run: str, names: Sequence[str]) -> str:
 
 def emit_json(data: object, *, indent: int | None = 1) -> None:
     """Strict JSON on stdout: numbers that JSON does not know become null."""
-    click.echo(json.dumps(_finite(data), indent=indent, allow_nan=False))
+    output.data(json.dumps(_finite(data), indent=indent, allow_nan=False))
 
 
 def _finite(data: object) -> object:
@@ -125,6 +142,6 @@ _COLOURS: Mapping[RunState, str] = {
 def heading(summary: RunSummary) -> str:
     """One line: name, state and how far it is. Colour only where a terminal wants it."""
     state = summary.state.value
-    if sys.stdout.isatty() and "NO_COLOR" not in os.environ:
+    if output.use_color(sys.stdout):
         state = click.style(state, fg=_COLOURS.get(summary.state))
     return f"{printable(summary.name)}: {state}, step {summary.step} of {summary.num_steps}"

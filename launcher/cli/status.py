@@ -8,7 +8,7 @@ import time
 
 import click
 
-from launcher.cli import runs
+from launcher.cli import output, runs
 from launcher.summary import RunState, RunSummary, summary
 from launcher.text import printable
 
@@ -17,7 +17,7 @@ HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "R
 
 
 @click.command()
-@click.argument("run")
+@runs.run_argument
 @runs.root_option
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout; with --watch one document a line.")
 @click.option("--watch", is_flag=True, help="Again every 2 seconds, until the run is no longer running.")
@@ -38,7 +38,7 @@ def _show(seen: RunSummary, *, as_json: bool, watch: bool) -> None:
         return
     if watch and sys.stdout.isatty():
         click.clear()
-    click.echo(runs.heading(seen) if watch and not sys.stdout.isatty() else render(seen))
+    output.data(runs.heading(seen) if watch and not sys.stdout.isatty() else render(seen))
 
 
 def render(seen: RunSummary) -> str:

@@ -21,7 +21,7 @@ POLL_S = 0.5
 
 
 @click.command()
-@click.argument("run")
+@runs.run_argument
 @runs.root_option
 @click.option(
     "--timeout-s",

@@ -86,6 +86,7 @@ def test_lists_below_a_folder_not_below_a_prefix_of_its_name(store: Storage) -> 
     assert store.children() == ["run", "run-2", "top"]
     assert store.children("run") == ["a.json", "x"]
     assert store.children("none") == store.list("none") == []
+    assert store.children("top") == store.list("top") == []
     assert store.child("run").list() == ["a.json", "x/b.json"]
 
 

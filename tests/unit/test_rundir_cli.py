@@ -1,0 +1,271 @@
+"""ls, status, logs and stop over run directories made by hand, through the command's own entry."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from launcher import lease
+from launcher.cli import main
+from launcher.cli.logs import LogReader
+from launcher.cli.stop import stop
+from launcher.ledger import AttemptEnd
+from launcher.rundir import RunDir
+from launcher.text import one_line, printable
+from recipes.errors import UserError
+from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
+from tests.unit.test_rundir_summary import beat, make_end
+
+
+def start(run: RunDir, logs: dict[str, bytes]) -> int:
+    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=sorted(logs))
+    for host, data in logs.items():
+        run.storage.write_log(run.log_path(attempt, host), 0, data)
+    return attempt
+
+
+def test_ls_shows_runs_and_names_damaged_ones(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path, "good")
+    beat(run, "s0-h0", attempt=start(run, {"s0-h0": b""}), step=7, time_s=109.0, loss=2.5)
+    make_run(tmp_path, "bad").storage.replace("recipe.yaml", b"{")
+    (tmp_path / "not-a-run").mkdir()
+    (tmp_path / "file").write_text("")
+    assert main(["ls", "--root", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    lines = captured.out.splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "STEP", "SAVED", "LOSS", "ATTEMPTS", "SEEN"]
+    assert lines[1].split() == ["bad", "damaged", "-", "-", "-", "-", "-"]
+    assert lines[2].split()[:6] == ["good", "stale", "7/20", "-", "2.5", "1"]
+    assert len(lines) == 3
+    assert "bad/recipe.yaml is damaged" in captured.err
+
+
+def test_ls_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    beat(run, "s0-h0", attempt=start(run, {"s0-h0": b""}), step=7, time_s=109.0, loss=float("nan"))
+    assert main(["ls", "--root", str(tmp_path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(name))
+    assert document["root"] == str(tmp_path)
+    assert [(entry["name"], entry["state"], entry["loss"]) for entry in document["runs"]] == [
+        ("tiny", "stale", None)
+    ]
+
+
+def test_ls_of_nothing_is_empty_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", "--root", str(tmp_path / "none")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "no runs" in captured.err
+
+
+def test_status_shows_failure_hosts_and_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    attempt = start(run, {"s0-h0": b""})
+    beat(run, "s0-h0", attempt=attempt, step=7, time_s=109.0, loss=2.5)
+    commit_checkpoint(run.storage, 5)
+    run.write_attempt_end(attempt, make_end(2))
+    assert main(["status", "tiny", "--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("tiny: failed, step 7 of 20\n")
+    for expected in (
+        "step 5",
+        "s1-h0: out of memory",
+        "lower the batch",
+        f"{run.url}/attempts/0001/logs",
+        "training",
+    ):
+        assert expected in out
+
+
+@pytest.mark.parametrize(
+    ("run", "message", "hint"),
+    [
+        ("tinny", "there is no run tinny", "did you mean tiny?"),
+        ("zzz", "there is no run zzz", "`muster ls`"),
+        ("Not_A_Name", "'Not_A_Name' is not a run name", "./PATH"),
+        ("..", "'..' is not a run name", "./PATH"),
+        ("./nowhere", "there is no run at", "`muster ls"),
+    ],
+)
+def test_a_run_that_is_not_there(
+    run: str, message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_run(tmp_path)
+    for verb in ("status", "logs", "stop"):
+        assert main([verb, run, "--root", str(tmp_path)]) == 2
+        captured = capsys.readouterr()
+        assert message in captured.err
+        assert hint in captured.err
+        assert captured.out == ""
+
+
+def test_the_root_comes_from_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    monkeypatch.setenv("MUSTER_ROOT", str(tmp_path))
+    assert main(["status", "tiny", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["state"] == "created"
+    monkeypatch.setenv("MUSTER_ROOT", "elsewhere")
+    assert main(["status", run.url, "--json"]) == 0
+
+
+def test_damage_is_one_error_and_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_run(tmp_path).storage.create("lease.json", b'{"owner": "\x1b[31m')
+    assert main(["status", "tiny", "--root", str(tmp_path)]) == 2
+    captured = capsys.readouterr()
+    assert "lease.json is damaged" in captured.err
+    assert "\x1b[31m" not in captured.err
+    assert "Traceback" not in captured.err
+
+
+LOG = b"".join(b"line %d\n" % index for index in range(1000))
+
+
+@pytest.mark.parametrize(
+    ("data", "tail", "expected"),
+    [
+        (LOG, 2, ["line 998", "line 999"]),
+        (LOG, 0, []),
+        (LOG, 5000, [f"line {index}" for index in range(1000)]),
+        (b"", 3, []),
+        (b"a\nb", 1, ["b"]),
+        (b"a\nb", 2, ["a", "b"]),
+        (b"a\n\n\n", 2, ["", ""]),
+        (b"x" * 5000 + b"\nend\n", 1, ["end"]),
+        (b"begin\n" + b"x" * 5000 + b"\n", 1, ["x" * 5000]),
+        (b"\xff\n", 1, ["\ufffd"]),
+    ],
+)
+def test_tail(data: bytes, tail: int, expected: Sequence[str], tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    start(run, {"s0-h0": data})
+    assert [line.text for line in LogReader(run, attempt=None, host=None, tail=tail).lines()] == expected
+
+
+def test_logs_name_the_host_only_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    start(run, {"s0-h0": b"one\n"})
+    start(run, {"s0-h0": b"two\n", "s1-h0": b"three\n"})
+    for arguments, expected in (
+        ([], "s0-h0: two\ns1-h0: three\n"),
+        (["--attempt", "1"], "one\n"),
+        (["--host", "s1-h0"], "three\n"),
+        (["--host", "s1-h0", "--json"], '{"attempt": 2, "host": "s1-h0", "text": "three"}\n'),
+    ):
+        assert main(["logs", "tiny", "--root", str(tmp_path), *arguments]) == 0
+        assert capsys.readouterr().out == expected
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["--attempt", "3"], "has no attempt 3", "attempts 1 to 1"),
+        (["--host", "s0-h1"], "no log of host s0-h1", "did you mean s0-h0?"),
+        (["--attempt", "0"], "0 is not in the range", "--help"),
+    ],
+)
+def test_logs_that_are_not_there(
+    arguments: Sequence[str], message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(make_run(tmp_path), {"s0-h0": b"one\n"})
+    assert main(["logs", "tiny", "--root", str(tmp_path), *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert hint in captured.err
+
+
+def test_follow_goes_on_to_the_next_attempt_and_ends_with_the_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    held = run.acquire(lease.this_process("muster launch"), 1.0)
+    first = start(run, {"s0-h0": b"a\nb"})
+    path = run.log_path(first, "s0-h0")
+
+    def end_first() -> None:
+        run.storage.write_log(path, 3, b"c\nd\n")
+        run.write_attempt_end(first, make_end(75))
+        start(run, {"s0-h0": b"e\n"})
+
+    def end_run() -> None:
+        run.storage.write_log(run.log_path(2, "s0-h0"), 2, b"f")
+        run.release(held)
+
+    events = iter([lambda: None, end_first, lambda: None, end_run])
+    reader = LogReader(run, attempt=None, host=None, tail=None)
+    lines = [(line.attempt, line.text) for line in reader.follow(lambda _: next(events)(), lambda: 2.0)]
+    assert lines == [(1, "a"), (1, "bc"), (1, "d"), (2, "e"), (2, "f")]
+
+
+def test_stop_waits_until_the_lease_is_let_go(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    held = run.acquire(lease.this_process("muster launch"), 1.0)
+    beat(run, "s0-h0", attempt=start(run, {}), step=7, time_s=2.0)
+    clock = iter(range(2, 100))
+    sleeps: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        sleeps.append(seconds)
+        assert run.stop_request() is not None
+        if len(sleeps) == 3:
+            run.release(held)
+
+    assert stop(run, 60.0, sleep, lambda: float(next(clock)))
+    assert len(sleeps) == 3
+    err = capsys.readouterr().err
+    assert "asked muster launch" in err
+    assert err.count("s0-h0: training, step 7") == 1
+
+
+def test_stop_gives_up_but_leaves_the_request(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.acquire(lease.this_process("muster launch"), 1.0)
+    run.request_stop(0.5, "somebody before")
+    clock = iter(range(2, 100))
+    with pytest.raises(UserError, match="still runs after 5 s") as caught:
+        stop(run, 5.0, lambda _: None, lambda: float(next(clock)))
+    assert caught.value.exit_code == 75
+    request = run.stop_request()
+    assert request is not None
+    assert request.by == "somebody before"
+
+
+def test_stop_of_a_run_that_does_not_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    run.write_attempt_end(
+        start(run, {}),
+        AttemptEnd(
+            end_s=1.0, exit_code=0, first_failing_host=None, message="", hint="", from_step=-1, to_step=20
+        ),
+    )
+    for _ in range(2):
+        assert main(["stop", "tiny", "--root", str(tmp_path)]) == 0
+        captured = capsys.readouterr()
+        assert "tiny is not running: it is complete" in captured.err
+        assert captured.out == ""
+    assert run.stop_request() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain", "plain"),
+        ("caf\u00e9 \u4f60\n\t", "caf\u00e9 \u4f60\n\t"),
+        ("\x1b[2J\x07", r"\x1b[2J\x07"),
+        ("a\rb", r"a\rb"),
+        ("\x9b31m\x7f", r"\x9b31m\x7f"),
+        ("\u202eevil", r"\u202eevil"),
+        ("\udc80", r"\udc80"),
+    ],
+)
+def test_text_from_elsewhere_cannot_steer_a_terminal(text: str, shown: str) -> None:
+    assert printable(text) == shown
+
+
+def test_one_line_is_one_short_line() -> None:
+    assert one_line("a\n b\t c") == "a b c"
+    assert len(one_line("x" * 1000)) == 300

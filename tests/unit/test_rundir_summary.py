@@ -1,0 +1,117 @@
+"""The state of a run as a table, and the whole summary of one."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from launcher import lease
+from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
+from launcher.rundir import RunDir
+from launcher.summary import FailureRow, RunState, run_state, summary
+from recipes.contract import Phase, Progress
+from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
+
+STOP = StopRequest(requested_s=1.0, by="me")
+
+
+def make_end(exit_code: int) -> AttemptEnd:
+    return AttemptEnd(
+        end_s=9.0,
+        exit_code=exit_code,
+        first_failing_host="s1-h0" if exit_code not in (0, 42) else None,
+        message="out of memory",
+        hint="lower the batch",
+        from_step=-1,
+        to_step=5,
+    )
+
+
+def beat(
+    run: RunDir, host: str, *, attempt: int, step: int, time_s: float, loss: float | None = None
+) -> None:
+    metrics = {} if loss is None else {"train/loss": loss, "perf/step_time_s": 0.5}
+    progress = Progress(
+        phase=Phase.TRAINING, step=step, num_steps=20, committed_step=-1, time_s=time_s, metrics=metrics
+    )
+    run.write_heartbeat(Heartbeat(host=host, attempt=attempt, progress=progress))
+
+
+@pytest.mark.parametrize(
+    ("held", "attempts", "exit_code", "stop", "state"),
+    [
+        (False, 0, None, None, RunState.CREATED),
+        (True, 0, None, None, RunState.RUNNING),
+        (True, 1, None, None, RunState.RUNNING),
+        (True, 1, None, STOP, RunState.RUNNING),
+        (True, 1, 75, None, RunState.RUNNING),
+        (True, 1, 42, None, RunState.RUNNING),
+        (True, 1, 0, None, RunState.COMPLETE),
+        (False, 1, None, None, RunState.STALE),
+        (False, 1, None, STOP, RunState.STALE),
+        (False, 1, 0, None, RunState.COMPLETE),
+        (False, 1, 0, STOP, RunState.COMPLETE),
+        (False, 1, 42, None, RunState.PREEMPTED),
+        (False, 1, 42, STOP, RunState.STOPPED),
+        (False, 1, 75, None, RunState.FAILED),
+        (False, 1, 2, STOP, RunState.FAILED),
+    ],
+)
+def test_state(
+    held: bool, attempts: int, exit_code: int | None, stop: StopRequest | None, state: RunState
+) -> None:
+    end = None if exit_code is None else make_end(exit_code)
+    assert run_state(held=held, attempts=attempts, end=end, stop=stop) is state
+
+
+def test_a_running_run(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.acquire(lease.this_process("muster launch"), 100.0)
+    attempt = run.next_attempt(100.0, recipe=make_recipe(), hosts=["s0-h0", "s1-h0"])
+    run.write_host(attempt, HostRecord(host="s0-h0", hostname="vm", pid=7, start_s=100.0))
+    commit_checkpoint(run.storage, 5)
+    beat(run, "s0-h0", attempt=attempt, step=7, time_s=109.0, loss=2.5)
+    beat(run, "s1-h0", attempt=attempt, step=6, time_s=108.0)
+    beat(run, "s2-h0", attempt=attempt - 1, step=19, time_s=1.0, loss=9.0)
+    seen = summary(run, 110.0)
+    assert (seen.name, seen.state, seen.step, seen.num_steps, seen.committed_step) == (
+        "tiny",
+        RunState.RUNNING,
+        7,
+        20,
+        5,
+    )
+    assert (seen.loss, seen.step_time_s, seen.eval_loss, seen.tokens_per_s) == (2.5, 0.5, None, None)
+    assert [(host.host, host.pid, host.step, host.age_s) for host in seen.hosts] == [
+        ("s0-h0", 7, 7, 1.0),
+        ("s1-h0", None, 6, 2.0),
+    ]
+    assert seen.updated_s == 109.0
+    assert seen.failure is None
+    assert seen.holder is not None
+    assert seen.logs == f"{run.url}/attempts/0001/logs"
+
+
+def test_a_failed_run_says_why(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0", "s1-h0"])
+    run.write_attempt_end(attempt, make_end(2))
+    seen = summary(run, 110.0)
+    assert seen.state is RunState.FAILED
+    assert seen.failure == FailureRow(host="s1-h0", message="out of memory", hint="lower the batch")
+
+
+def test_without_an_end_the_host_that_is_not_collateral_is_blamed(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0", "s1-h0"])
+    lost = HostRecord(
+        host="s0-h0", hostname="vm", pid=7, start_s=1.0, end_s=2.0, exit_code=75, collateral=True
+    )
+    run.write_host(attempt, lost)
+    killed = dataclasses.replace(lost, host="s1-h0", end_s=3.0, collateral=False, reason="killed")
+    run.write_host(attempt, killed)
+    seen = summary(run, 110.0)
+    assert seen.state is RunState.STALE
+    assert seen.failure == FailureRow(host="s1-h0", message="killed", hint="")
