@@ -49,6 +49,17 @@ class CheckpointStore:
         steps = sorted(int(name) for name in names if _STEP_NAME.fullmatch(name))
         return [step for step in steps if self.is_committed(step)]
 
+    def unfinished(self) -> list[str]:
+        """What lies beside the committed steps: saves that were killed, or lost their commit file."""
+        committed = {str(step) for step in self.committed_steps()}
+        return sorted(path.name for path in self.root.iterdir() if path.name not in committed)
+
+    def quarantined(self) -> list[str]:
+        """Checkpoints that were found damaged, now or by an earlier attempt."""
+        if not self.quarantine_root.exists():
+            return []
+        return sorted(str(path) for path in self.quarantine_root.iterdir() if path.is_dir())
+
     def is_committed(self, step: int) -> bool:
         return bool((self.path(step) / COMMIT_FILE).exists())
 

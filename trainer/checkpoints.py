@@ -73,29 +73,16 @@ class Checkpoints:
         Raises:
           UserError: the checkpoint is of another model or other data, or none of them is good.
         """
-        steps = json.loads(
-            self._on_first(
-                "restore/steps",
-                lambda: json.dumps(self._store.committed_steps()[::-1]),
-                doing=f"cannot list {self._store.root}",
-            )
-        )
-        moved = []
-        for step in steps:
+        for step in self._committed_steps():
             try:
                 state = self._restore_step(step, abstract_state)
             except Damaged as damage:
-                moved.append(self._quarantine(step, str(damage)))
+                self._quarantine(step, str(damage))
                 continue
             self._writer.committed_step = self._writer.newest_step = step
             self._schedule.saved(step)
             return state
-        if moved:
-            raise UserError(
-                f"no checkpoint of this run is whole: all {len(moved)} were damaged and moved to "
-                + ", ".join(moved),
-                hint="restore a copy into checkpoints/, or start again under another run name",
-            )
+        self._refuse_to_start_over()
         return None
 
     def preempted(self) -> bool:
@@ -150,6 +137,36 @@ class Checkpoints:
         if problem:
             raise decode(problem)
         return str(text)
+
+    def _committed_steps(self) -> list[int]:
+        """Newest first."""
+        doing = f"cannot list {self._store.root}"
+        text = self._on_first(
+            "restore/steps", lambda: json.dumps(self._store.committed_steps()[::-1]), doing=doing
+        )
+        steps: list[int] = json.loads(text)
+        return steps
+
+    def _refuse_to_start_over(self) -> None:
+        """Where there were checkpoints and none is good, starting from scratch is not for us to decide."""
+
+        def look() -> str:
+            unfinished = self._store.unfinished()
+            if unfinished:
+                _log.warning(
+                    "starting from step 0: in %s only unfinished saves: %s", self._store.root, unfinished
+                )
+            return json.dumps(self._store.quarantined())
+
+        moved = json.loads(
+            self._on_first("restore/quarantined", look, doing=f"cannot list {self._store.root}")
+        )
+        if moved:
+            raise UserError(
+                f"no checkpoint of this run is whole: {len(moved)} were damaged and are kept as "
+                + ", ".join(moved),
+                hint=f"put a good copy into {self._store.root}, or start again under another run name",
+            )
 
     def _restore_step(self, step: int, abstract_state: State) -> State:
         manifest = Manifest.parse(self._read_manifest(step))
@@ -209,16 +226,13 @@ class Checkpoints:
                 hint="use the recipe that the run began with, or another run name",
             )
 
-    def _quarantine(self, step: int, reason: str) -> str:
+    def _quarantine(self, step: int, reason: str) -> None:
         def move() -> str:
             note = {"step": step, "found_by_attempt": self._attempt, "reason": reason, "time_s": time.time()}
             return self._store.quarantine(step, self._attempt, note)
 
         target = self._on_first(f"restore/{step}/quarantine", move, doing="cannot move a damaged checkpoint")
-        _log.warning(
-            "checkpoint %d is damaged (%s); moved to %s, trying the one before", step, reason, target
-        )
-        return target
+        _log.warning("checkpoint %d is damaged (%s): moved to %s, using an older one", step, reason, target)
 
     def _save(self, step: int, state: Any) -> None:
         self._writer.wait()

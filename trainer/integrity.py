@@ -173,4 +173,6 @@ def differences(wanted: Mapping[str, Any], manifest: Manifest) -> Sequence[str]:
                 f"{path}: the recipe has {here}, the checkpoint has {saved.dtype}{list(saved.shape)}"
             )
     extra = [path for path in manifest.leaves if path not in wanted]
-    return found + [f"{path}: the checkpoint has it, the recipe does not" for path in extra]
+    found += [f"{path}: the checkpoint has it, the recipe does not" for path in extra]
+    # The optimizer repeats what the parameters show more plainly.
+    return sorted(found, key=lambda text: text.startswith("opt_state/"))
