@@ -83,14 +83,18 @@ class Agent:
             host=context.host_name, hostname=socket.gethostname(), pid=os.getpid(), start_s=time.time()
         )
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], limits: RunConfig) -> ExitCode:
-        """Starts the trainer, sees it through and returns the agent's exit code."""
+    def listen(self) -> None:
+        """From here on signals ask for a stop."""
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self._on_signal)
+
+    def run(self, argv: Sequence[str], env: Mapping[str, str], limits: RunConfig) -> ExitCode:
+        """Starts the trainer, sees it through and returns the agent's exit code."""
+        # Noted first, looked around second: whoever takes over from a dead launcher finds every writer.
+        self._note_processes()
         self._check_parent()
         if not self._stopping():
-            # No thread may exist before the fork, and a new launcher must find every possible writer.
-            self._note_processes()
+            # No thread may exist before the fork.
             self._process = processes.spawn_leashed(argv, env=env)
             if self._stopping():
                 self._signal(signal.SIGTERM)
@@ -253,20 +257,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _refuse(str(error))
     if context is None:
         return _refuse("the environment of the contract is missing")
+    try:
+        return run_agent(context, parent=options.parent)
+    except UserError as error:
+        print(f"{error.message}; {error.hint}", file=sys.stderr)
+        return error.exit_code
+    except OSError as error:
+        print(f"{context.host_name}: {error}", file=sys.stderr)
+        return ExitCode.INFRASTRUCTURE
+
+
+def run_agent(context: HostContext, *, parent: int | None) -> int:
+    """Runs the trainer of ``context`` to its end."""
     processes.adopt_orphans()
     scratch = Path(context.scratch_dir)
     scratch.mkdir(parents=True, exist_ok=True)
     tee = Tee(scratch / LOG_FILE, echo=sys.stdout.buffer)
     run = RunDir(open_storage(context.run_dir))
-    try:
-        recipe = read_recipe(run.storage, run.attempt_recipe_path(context.attempt))
-        path = _write_recipe(scratch, recipe)
-        agent = Agent(context, run, tee, parent=options.parent)
-        argv = [sys.executable, "-P", "-m", "trainer", str(path)]
-        return int(agent.run(argv, {**os.environ, **context.to_env()}, recipe.run))
-    except UserError as error:
-        print(f"{error.message}; {error.hint}", file=sys.stderr)
-        return error.exit_code
+    agent = Agent(context, run, tee, parent=parent)
+    agent.listen()
+    recipe = read_recipe(run.storage, run.attempt_recipe_path(context.attempt))
+    argv = [sys.executable, "-P", "-m", "trainer", str(_write_recipe(scratch, recipe))]
+    return int(agent.run(argv, {**os.environ, **context.to_env()}, recipe.run))
 
 
 def _write_recipe(scratch: Path, recipe: Recipe) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -95,7 +96,9 @@ class PlainDisplay:
         return
 
     def say(self, text: str) -> None:
-        print(printable(text), file=sys.stderr, flush=True)
+        # A reader that went away must not end the run.
+        with contextlib.suppress(OSError):
+            print(printable(text), file=sys.stderr, flush=True)
 
     def show(self, attempt: int, beats: Sequence[Heartbeat]) -> None:
         step_time_s = self._clock.step_time_s(attempt, beats)
@@ -134,12 +137,14 @@ class LiveDisplay:
         self._progress.stop()
 
     def say(self, text: str) -> None:
-        self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
+        with contextlib.suppress(OSError):
+            self._progress.console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
     def show(self, attempt: int, beats: Sequence[Heartbeat]) -> None:
         text = progress_text(beats, step_time_s=self._clock.step_time_s(attempt, beats))
         step = min((beat.progress.step for beat in beats), default=0)
         total = max((beat.progress.num_steps for beat in beats), default=None)
-        self._progress.update(
-            self._task, description=text, completed=step, total=total, attempt=f"attempt {attempt}"
-        )
+        with contextlib.suppress(OSError):
+            self._progress.update(
+                self._task, description=text, completed=step, total=total, attempt=f"attempt {attempt}"
+            )

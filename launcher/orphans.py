@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from launcher import ledger
-from launcher.processes import ProcessId, kill_group, is_running, process_id, signal_process, wait_until_gone
+from launcher.processes import ProcessId, is_running, kill_group, process_id, signal_process, wait_until_gone
 from launcher.rundir import RunDir
 from launcher.storage import Storage
 from recipes.contract import attempt_path
@@ -38,9 +38,9 @@ def write_processes(storage: Storage, attempt: int, host: str, trainer_pid: int 
 def end_orphans(run: RunDir, *, grace_period_s: float, say: Callable[[str], None]) -> None:
     """Ends every agent and trainer of earlier attempts that still runs on this machine."""
     attempts = run.attempts()
-    # An attempt that its launcher saw to the end left nothing; the newest is looked at all the same.
+    # An attempt that its launcher saw to the end left nothing; the newest are looked at all the same.
     suspects = [
-        attempt for attempt in attempts if attempt == attempts[-1] or run.attempt_end(attempt) is None
+        attempt for attempt in attempts if attempt in attempts[-2:] or run.attempt_end(attempt) is None
     ]
     found = [record for attempt in suspects for record in _records(run.storage, attempt)]
     running = [process for record in found for process in _processes(record) if is_running(process)]

@@ -96,7 +96,7 @@ def _refusal(observed: Observed, spent: Budget) -> str | None:
     if observed.exit_code in (ExitCode.COMPLETE, ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return last
     if observed.stop_requested:
-        return "stopped as asked"
+        return "stopped as asked" if observed.exit_code == ExitCode.PREEMPTED else f"stopped as asked; {last}"
     if not observed.restart_allowed:
         return f"{last} (and --no-restart was given)"
     if spent.failures > spent.max_restarts:

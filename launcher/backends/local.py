@@ -24,20 +24,22 @@ from pathlib import Path
 from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_status, shell_status
 from launcher.hangs import HUNG
 from launcher.ledger import HostRecord
+from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
 from launcher.shipping import LogCargo
 from launcher.storage import StorageError
 from recipes.contract import ExitCode, HostContext, host_name
+from recipes.errors import UserError
 
 ADDRESS = "127.0.0.1"
 STRIPPED = ("MUSTER_", "MEGASCALE_", "TPU_", "CLOUD_TPU_", "JAX_COORDINATOR", "JAX_PLATFORM", "JAX_NUM_CPU")
 """Inherited variables that would say something else than this attempt's own."""
 
-SETTLE_S = 2.0
+SETTLE_S = 1.5
 """After one host failed, how long the others may take to end by themselves and tell why."""
 SETTLE_CLEAN_S = 8.0
 """The same after a clean stop: the others are saving the same step."""
-LAST_WORDS_S = 4.0
+LAST_WORDS_S = 3.0
 """How long hosts without a peer may take after SIGTERM: they can save nothing any more."""
 OVERRUN_S = 5.0
 """How long an agent may outlive its grace period before it is killed itself."""
@@ -76,6 +78,16 @@ def agent_env(inherited: Mapping[str, str], context: HostContext, devices_per_ho
     }
 
 
+def _make_scratch() -> Path:
+    try:
+        return Path(tempfile.mkdtemp(prefix="muster-"))
+    except OSError as error:
+        raise UserError(
+            f"no folder for temporary files: {error}",
+            hint="free some space, or name another disk with TMPDIR",
+        ) from error
+
+
 def free_port() -> int:
     """A port that nobody listens on now."""
     with socket.socket() as probe:
@@ -86,10 +98,14 @@ def free_port() -> int:
 class LocalBackend:
     """Starts attempts as processes of this machine."""
 
-    def __init__(self, run: RunDir, shape: LocalShape, environ: Mapping[str, str]) -> None:
-        self._run, self._shape, self._environ = run, shape, environ
+    def __init__(
+        self, run: RunDir, shape: LocalShape, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> None:
+        self._run, self._shape, self._environ, self._say = run, shape, environ, say
 
     def begin(self, attempt: int) -> LocalAttempt:
+        """Ends what earlier attempts left running here, then starts this one."""
+        end_orphans(self._run, grace_period_s=self._shape.grace_period_s + OVERRUN_S, say=self._say)
         return LocalAttempt(self._run, attempt, self._shape, self._environ)
 
 
@@ -117,7 +133,7 @@ class LocalAttempt:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._attempt, self._shape, self._monotonic = run, attempt, shape, monotonic
-        self._scratch = Path(tempfile.mkdtemp(prefix=f"muster-{attempt:04d}-"))
+        self._scratch = _make_scratch()
         self._asked = False
         """The launcher asked for the stop, so no host's end is another's fault."""
         self._first_end_s: float | None = None

@@ -16,10 +16,9 @@ from typing import Any
 import click
 
 from launcher.backends.local import LocalBackend, LocalShape
-from launcher.cli import runs
+from launcher.cli import output, runs
 from launcher.display import Display, open_display
 from launcher.lease_keeper import LeaseKeeper
-from launcher.orphans import end_orphans
 from launcher.plan import Plan, make_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, committed_step, create_or_open
@@ -62,7 +61,7 @@ def command(
 
     composed = compose(recipe, overrides, search=folders)
     for note in composed.notes:
-        runs.say(f"note: {note}")
+        output.note(note)
     plan = make_plan(composed.recipe)
     if dry_run:
         click.echo(plan.to_json(), nl=False)
@@ -70,7 +69,9 @@ def command(
     _check_target(composed.recipe)
     again = shlex.join(["muster", "launch", recipe, *overrides])
     finish = launch(composed.recipe, plan, restart_allowed=not no_restart, what=again)
-    _report(plan, finish, again=again, as_json=as_json)
+    # The terminal may be gone; the exit code must not be lost with it.
+    with contextlib.suppress(OSError):
+        _report(plan, finish, again=again, as_json=as_json)
     click.get_current_context().exit(int(finish.exit_code))
 
 
@@ -79,7 +80,7 @@ def _check_target(recipe: Recipe) -> None:
     if kind != "local":
         raise UserError(
             f"target.kind={kind}: submitting to {kind} is not built yet",
-            hint="see docs/status.md; `muster plan` shows what would run, a recipe with target: local runs here",
+            hint="see docs/status.md; `muster plan` shows what would run, and target=local runs here",
         )
 
 
@@ -99,7 +100,6 @@ def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> F
         if done := _complete(run):
             return done
         run.clear_stop()
-        end_orphans(run, grace_period_s=recipe.target.grace_period_s, say=runs.say)
         shape = LocalShape(
             num_slices=plan.hardware.num_slices,
             hosts_per_slice=plan.hardware.hosts_per_slice,
@@ -129,7 +129,7 @@ def _supervise(
     supervisor = Supervisor(
         run=run,
         recipe=recipe,
-        backend=LocalBackend(run, shape, os.environ),
+        backend=LocalBackend(run, shape, os.environ, display.say),
         watcher=display,
         asked=asked,
         lease_lost=lambda: keeper.lost,
@@ -160,11 +160,12 @@ def _stop_signals() -> Iterator[Asked]:
     """Signals that ask for a stop, counted while inside."""
     asked = Asked()
 
-
     def ask(number: int, _frame: FrameType | None) -> None:
         asked.ask(STOP_SIGNALS[signal.Signals(number)])
 
-    before = {number: signal.signal(number, ask) for number in STOP_SIGNALS}
+    # What is ignored stays ignored: nohup and shells that start jobs in the background mean it.
+    heeded = [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, ask) for number in heeded}
     try:
         yield asked
     finally:
@@ -186,9 +187,7 @@ def _report(plan: Plan, finish: Finish, *, again: str, as_json: bool) -> None:
     elif finish.exit_code == ExitCode.PREEMPTED:
         runs.say(f"{plan.run_name}: {finish.reason}; {_saved(finish)}")
     else:
-        runs.say(f"error: {plan.run_name}: {finish.reason}")
-        if finish.hint:
-            runs.say(f"hint: {finish.hint}")
+        output.error(f"{plan.run_name}: {finish.reason}", finish.hint)
     for name, place in places.items():
         runs.say(f"  {name:<12} {place}")
     for line in _next(url, finish, again):

@@ -1,7 +1,7 @@
 """A small process that obeys the contract without JAX: steps, saves, stops, dies and hangs as it is told.
 
-``STAND_IN`` (JSON, in the environment) says how: ``step_s``, ``trace`` (a file that every step is written to),
-and ``faults``: ``{"attempt": 1, "host": "s0-h1", "step": 5, "do": ...}``; attempt 0 means every attempt.
+``STAND_IN`` (JSON, in the environment) says how: ``step_s``, ``trace`` (a file that every step is written
+to), and ``faults``: ``{"attempt": 1, "host": "s0-h1", "step": 5, "do": ...}``; attempt 0 is every one.
 """
 
 from __future__ import annotations
