@@ -19,6 +19,7 @@ _FORBIDDEN = re.compile(
     "permission.denied|read-only file system|erofs|forbidden|unauthenticated|anonymous caller"
     "|http (response )?(code:? )?40[13]|bucket (does not exist|not found)"
 )
+_WRONG_PLACE = re.compile("not a directory|is a directory|file name too long|no such bucket")
 _UNREACHABLE = re.compile(
     "unavailable|deadline.exceeded|timed? ?out|connection|resource_exhausted|too many open files"
     "|cannot allocate memory|input/output error|stale file"
@@ -39,6 +40,8 @@ def user_error(error: BaseException, doing: str, *, kind: type[UserError] = User
         return kind(f"{doing}: disk full ({detail})", hint="free some space, or lower checkpoint.keep")
     if _FORBIDDEN.search(text):
         return kind(f"{doing}: permission denied ({detail})", hint="give this run write access to run.root")
+    if _WRONG_PLACE.search(text):
+        return kind(f"{doing} ({detail})", hint="set run.root to a folder or bucket that can be written to")
     if _UNREACHABLE.search(text):
         return kind(
             f"{doing}: storage did not answer ({detail})",
