@@ -41,6 +41,7 @@ from recipes.schema import Recipe
 
 _SCHEMA = "_schema_"
 _PRIMARY = "_primary_"
+_IS_1_3 = hydra.__version__.startswith("1.3")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,13 +179,14 @@ def _defaults_reason(item: object) -> str:
 def _hydra(folders: Sequence[Path]) -> Iterator[None]:
     """Hydra, initialised on ``folders`` and no plug-in's search path, and cleared afterwards."""
     # From 1.4 on, passing a version base at all is deprecated; before, leaving it out selects 1.1.
-    if hydra.__version__.startswith("1.3"):
+    if _IS_1_3:
         hydra_version.setbase("1.3")
     # Not Plugins.instance(): it imports every installed hydra_plugins package, which costs time and trust.
     for source in (_RecipeSource, StructuredConfigSource):
         SourcesRegistry.instance().register(source)
     # Hydra's own settings (output folders, logging, launchers) serve only its own entry point.
-    ConfigStore.instance().store(group="hydra", name="config", node=HydraConf(defaults=[]))
+    _store("config", HydraConf(defaults=[]), group="hydra")
+    _store(_SCHEMA, defaults())
     path = ConfigSearchPathImpl()
     for folder in folders:
         path.append("main", f"{_RecipeSource.scheme()}://{folder}")
@@ -197,18 +199,22 @@ def _hydra(folders: Sequence[Path]) -> Iterator[None]:
         GlobalHydra.instance().clear()
 
 
+def _store(name: str, node: Any, **where: Any) -> None:
+    """Offers ``node`` to Hydra as a config, in place of any earlier one."""
+    replace = {} if _IS_1_3 else {"replace": True}
+    ConfigStore.instance().store(name=name, node=node, **where, **replace)
+
+
 def _compose(
     name: str, parsed: Sequence[Override], folders: Sequence[Path]
 ) -> tuple[dict[str, Any], Sequence[Layer]]:
-    store = ConfigStore.instance()
-    store.store(name=_SCHEMA, node=defaults())
-    store.store(name=_PRIMARY, node={"defaults": [_SCHEMA, name, "_self_"]})
+    _store(_PRIMARY, {"defaults": [_SCHEMA, name, "_self_"]})
     choices = [override.text for override in parsed if override.is_choice]
     if choices:
         chosen = _defaults_list([]).overrides.known_choices
         added = [{o.key: o.value} for o in parsed if o.is_choice and o.key not in chosen]
         choices = [override.text for override in parsed if override.is_choice and override.key in chosen]
-        store.store(name=_PRIMARY, node={"defaults": [_SCHEMA, *added, name, "_self_"]})
+        _store(_PRIMARY, {"defaults": [_SCHEMA, *added, name, "_self_"]})
     values = [override.text for override in parsed if not override.is_choice]
     composed = hydra.compose(_PRIMARY, overrides=[*choices, *values])
     data = OmegaConf.to_container(composed, resolve=True)

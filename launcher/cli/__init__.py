@@ -25,7 +25,7 @@ VERBS = {
     "recipes": "List the recipes, or the options of a group.",
     "show": "Show a recipe's values and where each comes from.",
     "plan": "Show what a launch would do, touching nothing.",
-    "launch": "Start a run, or resume it.",
+    "launch": "Run a recipe to its end, or resume it.",
     "ls": "List the runs.",
     "status": "Show how a run is doing.",
     "logs": "Show the logs of a run's hosts.",

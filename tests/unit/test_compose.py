@@ -209,12 +209,12 @@ def test_interpolation_of_another_key(here: Path) -> None:
 
 
 def test_a_global_package_sets_keys_of_several_sections(here: Path) -> None:
-    text = "# @package _global_\n# short runs\ntrain: {num_steps: 30}\ncheckpoint: {keep: 2}\n"
+    text = "# @package _global_\n# short runs\nrun: {max_restarts: 7}\ncheckpoint: {keep: 2}\n"
     write(here / "recipes" / "checkpoint" / "short.yaml", text)
     write(here / "mine.yaml", "defaults: [quickstart, override checkpoint: short]\n")
     composed = compose("mine.yaml", [], search=[here / "recipes"])
-    assert (composed.recipe.train.num_steps, composed.recipe.checkpoint.keep) == (30, 2)
-    assert composed.origins["train.num_steps"] == "./recipes/checkpoint/short.yaml:3"
+    assert (composed.recipe.run.max_restarts, composed.recipe.checkpoint.keep) == (7, 2)
+    assert composed.origins["run.max_restarts"] == "./recipes/checkpoint/short.yaml:3"
     entry = recipe_path.entries([here / "recipes"], "checkpoint")[0]
     assert entry.comment == "short runs"
 
