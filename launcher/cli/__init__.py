@@ -19,7 +19,6 @@ from click.shell_completion import CompletionItem
 from launcher.cli import output
 from recipes.contract import ExitCode
 from recipes.errors import UserError
-from recipes.load import nearest
 
 VERBS = {
     "recipes": "List the recipes, or the options of a group.",
@@ -56,6 +55,8 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         verb = args[0]
         if verb not in VERBS and not verb.startswith("-") and not ctx.resilient_parsing:
+            from recipes.load import nearest
+
             guess = nearest(verb, VERBS)
             hint = f"did you mean `muster {guess}`?" if guess else "`muster --help` lists the verbs"
             raise UserError(f"no verb {verb!r}", hint=hint)
