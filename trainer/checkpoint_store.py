@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import fsspec  # type: ignore[import-untyped]
 from etils import epath
 
 from recipes.contract import RunPath
@@ -27,6 +28,9 @@ class CheckpointStore:
     """The checkpoints of one run directory, and its quarantine."""
 
     def __init__(self, run_dir: str) -> None:
+        if run_dir.startswith("gs://"):
+            # Arrays are written past the file-system layer, whose lists would then be out of date.
+            fsspec.config.conf.setdefault("gcs", {})["use_listings_cache"] = False
         self._run_dir = epath.Path(run_dir if "://" in run_dir else epath.Path(run_dir).absolute())
         self.root = self._run_dir / RunPath.CHECKPOINTS
         self.quarantine_root = self._run_dir / RunPath.QUARANTINE
@@ -43,22 +47,19 @@ class CheckpointStore:
 
     def committed_steps(self) -> list[int]:
         """Steps whose save was finished, oldest first."""
-        if not self.root.exists():
-            return []
-        names = [path.name for path in self.root.iterdir()]
+        names = _names(self.root)
         steps = sorted(int(name) for name in names if _STEP_NAME.fullmatch(name))
         return [step for step in steps if self.is_committed(step)]
 
     def unfinished(self) -> list[str]:
         """What lies beside the committed steps: saves that were killed, or lost their commit file."""
         committed = {str(step) for step in self.committed_steps()}
-        return sorted(path.name for path in self.root.iterdir() if path.name not in committed)
+        return sorted(name for name in _names(self.root) if name not in committed)
 
     def quarantined(self) -> list[str]:
         """Checkpoints that were found damaged, now or by an earlier attempt."""
-        if not self.quarantine_root.exists():
-            return []
-        return sorted(str(path) for path in self.quarantine_root.iterdir() if path.is_dir())
+        names = sorted(_names(self.quarantine_root))
+        return [str(self.quarantine_root / name) for name in names if not name.endswith(".json")]
 
     def is_committed(self, step: int) -> bool:
         return bool((self.path(step) / COMMIT_FILE).exists())
@@ -90,6 +91,14 @@ class CheckpointStore:
             number += 1
             target = self.quarantine_root / f"{name}-{number}"
         return target
+
+
+def _names(folder: epath.Path) -> list[str]:
+    """What is in a folder; nothing where there is none (on gs:// an empty one does not exist)."""
+    try:
+        return [path.name for path in folder.iterdir()]
+    except FileNotFoundError:
+        return []
 
 
 def _move_objects(source: epath.Path, target: epath.Path) -> None:
