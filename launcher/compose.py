@@ -201,7 +201,7 @@ def _hydra(folders: Sequence[Path]) -> Iterator[None]:
 
 def _store(name: str, node: Any, **where: Any) -> None:
     """Offers ``node`` to Hydra as a config, in place of any earlier one."""
-    replace = {} if _IS_1_3 else {"replace": True}
+    replace: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
     ConfigStore.instance().store(name=name, node=node, **where, **replace)
 
 

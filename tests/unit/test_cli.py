@@ -62,11 +62,19 @@ def test_plan_imports_no_jax_no_cloud_client_and_no_rich() -> None:
     assert "405,853,388,800" in done.stdout
 
 
-def test_help_costs_little() -> None:
+@pytest.mark.parametrize(
+    ("words", "budget_s"),
+    [
+        (["--help"], 0.15),
+        (["plan", "llama3-405b-v5p-8x8x8-x2"], 0.7),
+        (["plan", "quickstart", "mesh.fsdp=7"], 1.0),
+    ],
+)
+def test_cpu_time(words: Sequence[str], budget_s: float) -> None:
     timing = "import time; print(time.process_time(), file=sys.stderr)"
-    cheapest = min(float(muster("--help", after=timing).stderr) for _ in range(5))
-    # The budget is 0.15 s; a machine that is busy with other tests needs slack, a heavy import far more.
-    assert cheapest < 0.3
+    cheapest = min(float(muster(*words, after=timing).stderr.splitlines()[-1]) for _ in range(4))
+    # Twice the budget: other tests share the cores and their caches; a heavy import costs more than that.
+    assert cheapest < 2 * budget_s
 
 
 @pytest.mark.parametrize("verb", cli.VERBS)

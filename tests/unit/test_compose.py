@@ -167,6 +167,15 @@ def test_a_recipe_extends_another_and_chooses_other_options(here: Path) -> None:
     assert (recipe.model.num_layers, recipe.mesh.fsdp, recipe.run.root) == (2, 1, "elsewhere")
 
 
+def test_the_command_line_wins_over_an_override_in_a_defaults_list(here: Path) -> None:
+    write(here / "mine.yaml", "defaults: [quickstart, override mesh: data, _self_]\nrun: {root: x}\n")
+    assert compose("mine.yaml", []).recipe.mesh.data == -1
+    composed = compose("mine.yaml", ["mesh=fsdp", "optimizer=adamw", "train.num_steps=9000"])
+    assert (composed.recipe.mesh.fsdp, composed.recipe.mesh.data) == (-1, 1)
+    assert composed.origins["mesh.fsdp"] == "recipes/mesh/fsdp.yaml:3"
+    assert composed.origins["optimizer.warmup_steps"].startswith("recipes/optimizer/adamw.yaml:")
+
+
 def test_the_search_path_has_an_order(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, steps in (("recipes", 101), ("variable", 102), ("option", 103)):
         write(here / folder / "mine.yaml", f"defaults: [quickstart, _self_]\ntrain: {{num_steps: {steps}}}\n")
@@ -188,7 +197,7 @@ def test_an_option_for_a_group_that_the_recipe_leaves_open(here: Path) -> None:
     open_groups = "model: byte-llama-tiny, data: python-stdlib, optimizer: adamw-small, checkpoint: null"
     text = f"defaults: [{open_groups}, _self_]\nhardware: {{generation: cpu, topology: 1x4}}\n"
     write(here / "mine.yaml", text + "train: {num_steps: 50, global_batch_size: 8, sequence_length: 64}\n")
-    with pytest.raises(UserError, match="target.kind"):
+    with pytest.raises(UserError, match=r"target\.kind"):
         compose("mine.yaml", [])
     recipe = compose("mine.yaml", ["target=local", "checkpoint=often", "mesh=data"]).recipe
     assert (recipe.target.kind, recipe.checkpoint.save_interval_steps, recipe.mesh.data) == ("local", 50, -1)
@@ -242,6 +251,15 @@ def test_the_recipe_does_not_depend_on_directory_locale_or_hash_seed(tmp_path: P
         return subprocess.run([sys.executable, "-c", code], cwd=cwd, env=env, check=True, stdout=-1).stdout
 
     assert run("1", "C", tmp_path) == run("2", "C.UTF-8", repo)
+
+
+def test_the_example_of_the_documentation_works(here: Path, repo: Path) -> None:
+    text = (repo / "docs" / "recipes.md").read_text()
+    complete, option = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
+    write(here / "recipes" / "mine.yaml", complete)
+    write(here / "recipes" / "model" / "my-model.yaml", option)
+    recipe = compose("mine", []).recipe
+    assert (recipe.train.num_steps, recipe.model.num_layers, recipe.model.vocab_size) == (1000, 2, 256)
 
 
 def test_installed_hydra_plugins_are_not_imported(here: Path, repo: Path) -> None:

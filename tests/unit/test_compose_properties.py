@@ -1,4 +1,4 @@
-"""Whatever the names and overrides are: a recipe or a refusal, no escape, no secret, nothing run or written."""
+"""Whatever the names and overrides are: a recipe or a refusal; no escape, no secret, no file."""
 
 from __future__ import annotations
 
