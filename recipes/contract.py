@@ -158,6 +158,9 @@ def heartbeat_path(host: str) -> str:
     return f"{RunPath.HEARTBEATS}/{host}.json"
 
 
+RECIPE_HEADER = "muster"
+"""Top-level key of recipe.yaml that is no part of the recipe: schema version and fingerprint."""
+
 PROGRESS_FILE = "progress.json"
 """In the scratch directory: the trainer's newest :class:`Progress`, replaced in place."""
 
