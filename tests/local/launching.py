@@ -89,7 +89,10 @@ class Launch:
         """Agents and trainers of an attempt, the newest by default, in host order."""
         number = attempt or max(self.run.attempts(), default=0)
         folder = self.run_path / "attempts" / f"{number:04d}" / "processes"
-        return [ledger.decode(path.read_bytes(), HostProcesses, str(path)) for path in sorted(folder.glob("*.json"))]
+        return [
+            ledger.decode(path.read_bytes(), HostProcesses, str(path))
+            for path in sorted(folder.glob("*.json"))
+        ]
 
     def step(self) -> int:
         """The step that all hosts of the newest attempt have reported, -1 when not all have."""
@@ -110,7 +113,9 @@ class Launch:
 
     def codes(self) -> list[int | None]:
         """Exit codes of all attempts."""
-        return [end.exit_code if (end := self.run.attempt_end(number)) else None for number in self.run.attempts()]
+        return [
+            end.exit_code if (end := self.run.attempt_end(number)) else None for number in self.run.attempts()
+        ]
 
 
 def trainer_pid(processes: HostProcesses) -> int:

@@ -99,7 +99,7 @@ def test_failures_use_up_the_budget(tmp_path: Path) -> None:
 
 
 def test_attempts_without_progress_end_the_run(tmp_path: Path) -> None:
-    script = _faults({"host": "s1-h0", "step": 0, "do": "exit 75"})
+    script = _faults({"step": 0, "do": "exit 75"})
     with _launch(tmp_path, script=script, overrides=["run.max_attempts_without_progress=2"]) as launch:
         code, _, err = launch.finish()
     assert (code, launch.codes()) == (75, [75, 75])
@@ -110,7 +110,10 @@ def test_preemptions_are_not_counted(tmp_path: Path) -> None:
     faults = [{"host": "s1-h0", "step": step, "do": "signal 15"} for step in (15, 25, 35)]
     with _launch(tmp_path, script=_faults(*faults, **SLOW), overrides=["run.max_restarts=0"]) as launch:
         code, _, err = launch.finish()
-    assert (code, launch.codes()) == (0, [42, 42, 42, 0]), err
+    *preempted, last = launch.codes()
+    assert (code, last) == (0, 0), err
+    assert len(preempted) >= 3
+    assert set(preempted) == {42}
 
 
 def test_no_restart(tmp_path: Path) -> None:
@@ -225,12 +228,13 @@ def test_a_hang_is_noticed_and_restarted(tmp_path: Path) -> None:
 def test_a_run_in_use_is_refused(tmp_path: Path) -> None:
     with _launch(tmp_path, script=SLOW) as launch:
         launch.wait_for_step(1)
-        with _launch(tmp_path) as second:
-            code, _, err = second.finish()
+        # No context manager: its end would kill the first one's processes.
+        code, _, err = _launch(tmp_path).finish()
         assert code == 2
         assert "is in use by muster launch quickstart" in err
         launch.process.send_signal(signal.SIGTERM)
-        assert launch.finish()[0] == 42
+        code, _, err = launch.finish()
+    assert code == 42, err
     assert launch.codes() == [42]
     _one_writer(launch)
 

@@ -52,7 +52,11 @@ def test_the_hint_of_a_known_failure_is_kept() -> None:
 
 
 def test_describe_status() -> None:
-    assert [describe_status(status) for status in (3, 137, 255)] == ["exit code 3", "SIGKILL", "exit code 255"]
+    assert [describe_status(status) for status in (3, 137, 255)] == [
+        "exit code 3",
+        "SIGKILL",
+        "exit code 255",
+    ]
 
 
 def _end(host: str, code: int, time_s: float, *, collateral: bool = False, report_s: float = 0.0) -> HostEnd:

@@ -55,7 +55,11 @@ def test_decide(
 @pytest.mark.parametrize(
     ("observed", "budget", "reason"),
     [
-        (Observed(exit_code=ExitCode.INFRASTRUCTURE, reason="x", progressed=True), _budget(2), "run.max_restarts=2"),
+        (
+            Observed(exit_code=ExitCode.INFRASTRUCTURE, reason="x", progressed=True),
+            _budget(2),
+            "run.max_restarts=2",
+        ),
         (
             Observed(exit_code=ExitCode.PREEMPTED, reason="x", progressed=False),
             _budget(0, 2),

@@ -108,7 +108,7 @@ class StandIn:
         temporary = self.scratch / f"{PROGRESS_FILE}.tmp"
         temporary.write_text(json.dumps(body))
         temporary.replace(self.scratch / PROGRESS_FILE)
-        if self.context.process_id == 0 and step:
+        if self.context.process_id == 0 and phase == "training":
             folder = self.scratch / METRICS_DIR
             folder.mkdir(exist_ok=True)
             with (folder / f"{self.context.attempt:04d}.jsonl").open("a") as file:
