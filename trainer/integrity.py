@@ -8,7 +8,6 @@ that are saved and checked on the arrays that were restored. It does not depend 
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -35,23 +34,14 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
-def fingerprints(leaves: Mapping[str, jax.Array]) -> jax.Array:
-    """One uint32 for each leaf, in order, computed where the arrays are.
+@jax.jit
+def _fingerprint(array: jax.Array) -> jax.Array:
+    """One uint32 for an array, computed where the array is.
 
     Sum over all elements of (mixed word) x (odd number from the global index), modulo 2^32. Addition
     modulo 2^32 has no order, so every sharding gives the same value; mixing is a bijection and an odd
     factor has an inverse, so any change confined to one word changes the sum.
     """
-    values: jax.Array = _fingerprints(tuple(leaves.values()))
-    return values
-
-
-@jax.jit
-def _fingerprints(arrays: tuple[jax.Array, ...]) -> jax.Array:
-    return jnp.stack([_fingerprint(array) for array in arrays])
-
-
-def _fingerprint(array: jax.Array) -> jax.Array:
     words = _words(array)
     # The high half also enters the low half: float32 values that came from bfloat16 have an empty one,
     # and differences with many trailing zeros would let swapped blocks cancel.
@@ -64,6 +54,11 @@ def _fingerprint(array: jax.Array) -> jax.Array:
     factor = index * jnp.uint32(0x9E3779B1)
     factor = (factor ^ (factor >> 15)) * jnp.uint32(0x85EBCA77)
     return jnp.sum(words * ((factor ^ (factor >> 13)) | 1), dtype=jnp.uint32)
+
+
+def _fingerprints(leaves: Mapping[str, jax.Array]) -> list[jax.Array]:
+    # One program for each leaf: in one for all, the CPU's compiler keeps a copy of every leaf at once.
+    return [_fingerprint(array) for array in leaves.values()]
 
 
 def _words(array: jax.Array) -> jax.Array:
@@ -141,7 +136,7 @@ def _digest(body: Mapping[str, Any]) -> str:
 
 def describe(leaves: Mapping[str, jax.Array]) -> dict[str, Leaf]:
     """Shape, dtype and fingerprint of every leaf; waits for the arrays."""
-    values = np.asarray(fingerprints(leaves))
+    values = _fingerprints(leaves)
     return {
         path: Leaf(shape=tuple(leaf.shape), dtype=str(leaf.dtype), fingerprint=int(value))
         for (path, leaf), value in zip(leaves.items(), values, strict=True)
@@ -154,10 +149,12 @@ def altered(leaves: Mapping[str, jax.Array], manifest: Manifest) -> list[str]:
     A leaf that is replicated was read once for each process, and each copy can be wrong alone: so
     the result of every local device is looked at, not only of the first.
     """
-    expected = np.array([manifest.leaves[path].fingerprint for path in leaves], np.uint32)
-    shards = [np.asarray(shard.data) for shard in fingerprints(leaves).addressable_shards]
-    wrong = functools.reduce(np.logical_or, [shard != expected for shard in shards])
-    return [path for path, bad in zip(leaves, wrong, strict=True) if bad]
+    wrong = []
+    for path, value in zip(leaves, _fingerprints(leaves), strict=True):
+        seen = {int(np.asarray(shard.data)) for shard in value.addressable_shards}
+        if seen != {manifest.leaves[path].fingerprint}:
+            wrong.append(path)
+    return wrong
 
 
 def differences(wanted: Mapping[str, Any], manifest: Manifest) -> Sequence[str]:

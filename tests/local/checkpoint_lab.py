@@ -129,6 +129,7 @@ class Nursery:
         devices: int = 8,
         env: Mapping[str, str] | None = None,
         distributed: bool = True,
+        notices: bool = True,
     ) -> Job:
         """``count`` processes with ``devices`` devices together."""
         coordinator = f"127.0.0.1:{_free_port()}"
@@ -141,6 +142,7 @@ class Nursery:
                 "count": count,
                 "coordinator": coordinator,
                 "distributed": distributed,
+                "notices": notices,
                 "socket": f"{self._sockets.name}/{number}",
                 "log": str(self._folder / f"{number}.log"),
                 "env": {"XLA_FLAGS": flags, **(env or {})},

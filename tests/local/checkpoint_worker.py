@@ -18,6 +18,7 @@ import sys
 import time
 import zlib
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -136,6 +137,18 @@ class Worker:
         self._checkpoints.close()
         return {"committed": self._checkpoints.committed_step}
 
+    def grow(self, saves: int, megabytes: int) -> Spec:
+        """Save a larger state again and again; memory after the first few saves and at the end."""
+        assert self._checkpoints is not None
+        here = NamedSharding(_mesh(None), PartitionSpec("fsdp"))
+        state = {"w": jax.device_put(jnp.ones((megabytes, 512, 512), jnp.float32), here)}
+        sizes, arrays = [], []
+        for step in range(1, saves + 1):
+            self._checkpoints.after_step(step, state, last=True)
+            sizes.append(_resident_bytes())
+            arrays.append(sum(array.nbytes for array in jax.live_arrays()))
+        return {"resident_bytes": sizes, "array_bytes": arrays}
+
     def preempted(self) -> Spec:
         assert self._checkpoints is not None
         return {"preempted": self._checkpoints.preempted()}
@@ -211,13 +224,18 @@ def _structure(model: str = "") -> Any:
     }
 
 
-def _shardings(structure: Any, devices: int | None) -> Any:
+def _resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _mesh(devices: int | None) -> jax.sharding.Mesh:
     chosen = np.array(jax.devices()[:devices])
-    mesh = jax.sharding.Mesh(
-        chosen.reshape(-1, 2) if chosen.size > 1 else chosen.reshape(1, 1),
-        ("data", "fsdp"),
-        axis_types=(AxisType.Auto, AxisType.Auto),
-    )
+    grid = chosen.reshape(-1, 2) if chosen.size > 1 else chosen.reshape(1, 1)
+    return jax.sharding.Mesh(grid, ("data", "fsdp"), axis_types=(AxisType.Auto, AxisType.Auto))
+
+
+def _shardings(structure: Any, devices: int | None) -> Any:
+    mesh = _mesh(devices)
 
     def place(leaf: jax.ShapeDtypeStruct) -> NamedSharding:
         if leaf.ndim == 2 and leaf.shape[0] % 8 == 0:
@@ -283,6 +301,8 @@ def _work(spec: Spec) -> int:
     channel = socket.socket(socket.AF_UNIX)
     channel.connect(spec["socket"])
     worker = Worker(spec, channel)
+    if not spec["notices"]:
+        jax.config.update("jax_enable_preemption_service", False)
     if spec["distributed"]:
         jax.distributed.initialize(
             spec["coordinator"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -154,6 +155,47 @@ def test_without_jax_distributed_nothing_starts(nursery: Nursery, tmp_path: Path
     job = nursery.start(distributed=False)
     answer = job.one("open", run=str(tmp_path))
     assert answer["type"] == "RuntimeError" and "jax.distributed.initialize" in answer["error"]
+    job.kill()
+
+
+def test_without_the_preemption_service_nothing_starts(nursery: Nursery, tmp_path: Path) -> None:
+    """A notice would otherwise be swallowed, and everything since the last save lost."""
+    job = nursery.start(notices=False)
+    answer = job.one("open", run=str(tmp_path))
+    assert answer["type"] == "RuntimeError" and "reemption sync manager" in answer["error"]
+    job.kill()
+
+
+def test_no_array_is_kept_after_a_save(alone: Job, tmp_path: Path) -> None:
+    alone.one("open", run=str(tmp_path), keep=2)
+    sizes = alone.one("grow", saves=4, megabytes=8)["array_bytes"]
+    assert len(set(sizes)) == 1
+
+
+@pytest.mark.long
+def test_memory_is_flat_over_50_saves(nursery: Nursery, tmp_path: Path) -> None:
+    job = nursery.start(devices=2)
+    job.one("open", run=str(tmp_path), keep=2)
+    sizes = job.one("grow", saves=50, megabytes=64)["resident_bytes"]
+    assert sizes[-1] < sizes[9] * 1.05, sizes
+    job.kill()
+
+
+def test_a_slow_process_0_does_not_break_the_restore(nursery: Nursery, tmp_path: Path) -> None:
+    job = nursery.start(2)
+    job.ask("open", run=str(tmp_path))
+    job.ask("train", begin=1, end=1, last=True)
+    job.ask("open", run=str(tmp_path), attempt=2)
+    first, second = job.children
+    first.kill(signal.SIGSTOP)
+    for child in job.children:
+        child.send("restore")
+    with pytest.raises(TimeoutError):
+        second.answer(timeout_s=1.0)
+    first.kill(signal.SIGCONT)
+    assert [(answer["step"], answer["exact"]) for answer in (first.answer(), second.answer())] == [
+        (1, True)
+    ] * 2
     job.kill()
 
 
