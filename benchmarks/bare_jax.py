@@ -90,7 +90,7 @@ def weights_of(params: dict[str, Any]) -> dict[str, Any]:
 def new_weights(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
     d, f, v, n_l = config.embed_dim, config.mlp_dim, config.vocab_size, config.num_layers
     n, k, h = config.num_heads, config.num_kv_heads, config.head_dim
-    shapes = {"q": (d, n, h), "k": (d, k, h), "v": (d, k, h), "o": (n, h, d)}
+    shapes: dict[str, tuple[int, ...]] = {"q": (d, n, h), "k": (d, k, h), "v": (d, k, h), "o": (n, h, d)}
     shapes |= {"gate": (d, f), "up": (d, f), "down": (f, d)}
     keys = iter(jax.random.split(key, len(shapes) + 2))
     layers = {name: 0.02 * jax.random.normal(next(keys), (n_l, *shape)) for name, shape in shapes.items()}
@@ -113,7 +113,8 @@ def step_times(recipe: Recipe, num_steps: int) -> list[float]:
 
     def loss(weights: dict[str, Any], tokens: jax.Array) -> jax.Array:
         logits = forward(recipe.model, weights, tokens[:, :-1])
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        value: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
+        return value
 
     @functools.partial(jax.jit, donate_argnums=(0, 1))
     def step(weights: Any, opt_state: Any, tokens: jax.Array) -> tuple[Any, Any, jax.Array]:
@@ -127,7 +128,8 @@ def step_times(recipe: Recipe, num_steps: int) -> list[float]:
         whole = [i for i, size in enumerate(leaf.shape) if size % mesh.size == 0]
         if whole:
             spec[whole[0]] = "fsdp"
-        return jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+        divided: jax.Array = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
+        return divided
 
     weights = jax.tree.map(placed, new_weights(recipe.model, jax.random.key(0)))
     opt_state = jax.tree.map(placed, optimizer.init(weights))

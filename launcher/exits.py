@@ -15,6 +15,8 @@ from recipes.contract import ExitCode, Failure
 FATAL_LINE = "Terminating process because the JAX distributed service detected fatal errors"
 """What JAX's coordination client writes (absl, stderr) before it aborts: a peer was lost."""
 
+OTHERS_NOTICE = "stopped cleanly after another host's notice"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerEnd:
@@ -67,7 +69,7 @@ def classify(end: TrainerEnd) -> Verdict:
             exit_code=ExitCode.PREEMPTED, status=status, reason=_stop_reason(end, status), hint=hint
         )
     if status == ExitCode.PREEMPTED:
-        return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason="stopped cleanly after a notice")
+        return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason=OTHERS_NOTICE, collateral=True)
     if status in (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return Verdict(exit_code=ExitCode(status), status=status, reason=_message(end, status), hint=hint)
     peer_lost = status == 128 + signal.SIGABRT and end.fatal_line
@@ -143,8 +145,8 @@ def attempt_outcome(ends: Sequence[HostEnd]) -> AttemptOutcome:
     if users:
         return _outcome(ExitCode(users[0].exit_code), users[0])
     own = [end for end in failed if not end.collateral]
-    stopped = [end for end in own if end.exit_code == ExitCode.PREEMPTED]
-    if stopped:
+    stopped = [end for end in own or failed if end.exit_code == ExitCode.PREEMPTED]
+    if stopped and (own or len(stopped) == len(failed)):
         return _outcome(ExitCode.PREEMPTED, stopped[0])
     return _outcome(ExitCode.INFRASTRUCTURE, _stuck(own) or (own or failed)[0])
 

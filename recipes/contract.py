@@ -197,7 +197,7 @@ class Progress:
     time_s: float
     """Unix time of this report."""
     metrics: Mapping[str, float]
-    """Newest metrics by name (``train/loss`` …); empty before the first step."""
+    """Newest metrics by name (``train/loss`` ...); empty before the first step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -134,13 +134,16 @@ class _Reader:
     def read(self, cls: type[Any], data: object, prefix: str) -> object:
         """Reads one dataclass; returns _INVALID when anything below it is wrong."""
         if not isinstance(data, Mapping):
-            return self.report(prefix.rstrip(".") or "recipe", data, "is not a mapping", "give keys and values")
+            return self.report(
+                prefix.rstrip(".") or "recipe", data, "is not a mapping", "give keys and values"
+            )
         hints = typing.get_type_hints(cls)
         for name in data:
             if name not in hints:
                 self._unknown(f"{prefix}{name}", data[name])
         values = {
-            field.name: self._field(field, hints[field.name], data, prefix) for field in dataclasses.fields(cls)
+            field.name: self._field(field, hints[field.name], data, prefix)
+            for field in dataclasses.fields(cls)
         }
         return _INVALID if any(v is _INVALID for v in values.values()) else cls(**values)
 
@@ -149,7 +152,9 @@ class _Reader:
         fix = f"did you mean {guess}?" if guess else "remove it; `muster show RECIPE` lists every key"
         self.report(path, value, "is not a key of a recipe", fix)
 
-    def _field(self, field: dataclasses.Field[Any], hint: Any, data: Mapping[str, Any], prefix: str) -> object:
+    def _field(
+        self, field: dataclasses.Field[Any], hint: Any, data: Mapping[str, Any], prefix: str
+    ) -> object:
         path = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(hint):
             return self.read(typing.cast(type[Any], hint), data.get(field.name, {}), f"{path}.")
@@ -186,7 +191,9 @@ class _Reader:
         if key.minimum is not None and value < key.minimum:
             return self.report(key.path, value, f"is below {key.minimum:g}", f"give at least {key.minimum:g}")
         if key.above is not None and value <= key.above:
-            return self.report(key.path, value, f"is not above {key.above:g}", f"give more than {key.above:g}")
+            return self.report(
+                key.path, value, f"is not above {key.above:g}", f"give more than {key.above:g}"
+            )
         if key.maximum is not None and value > key.maximum:
             return self.report(key.path, value, f"is above {key.maximum:g}", f"give at most {key.maximum:g}")
         return value

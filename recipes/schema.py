@@ -116,9 +116,7 @@ class HardwareConfig:
 class ModelConfig:
     """A decoder of the Llama family; with experts, of the Mixtral family."""
 
-    family: Literal["llama", "mixtral"] = field(
-        default="llama", metadata=spec("architecture, by name")
-    )
+    family: Literal["llama", "mixtral"] = field(default="llama", metadata=spec("architecture, by name"))
     vocab_size: int = field(metadata=spec("entries of the embedding table", minimum=2))
     num_layers: int = field(metadata=spec("decoder blocks", minimum=1))
     embed_dim: int = field(metadata=spec("width of the residual stream", minimum=1))
@@ -134,9 +132,7 @@ class ModelConfig:
         default=0.0, metadata=spec("weight of the load-balancing loss", minimum=0.0)
     )
     rope_theta: float = field(default=500_000.0, metadata=spec("base of the RoPE angles", above=0.0))
-    norm_epsilon: float = field(
-        default=1e-5, metadata=spec("added to the mean square in RMSNorm", above=0.0)
-    )
+    norm_epsilon: float = field(default=1e-5, metadata=spec("added to the mean square in RMSNorm", above=0.0))
     tie_embeddings: bool = field(
         default=False, metadata=spec("use the embedding table as the output projection")
     )
@@ -227,9 +223,7 @@ class OptimizerConfig:
         metadata=spec("learning rate at the last step, over the peak (cosine)", minimum=0.0, maximum=1.0),
     )
     b1: float = field(default=0.9, metadata=spec("decay of the first moment", minimum=0.0, maximum=0.9999))
-    b2: float = field(
-        default=0.95, metadata=spec("decay of the second moment", minimum=0.0, maximum=0.99999)
-    )
+    b2: float = field(default=0.95, metadata=spec("decay of the second moment", minimum=0.0, maximum=0.99999))
     epsilon: float = field(default=1e-8, metadata=spec("added to the root of the second moment", above=0.0))
     weight_decay: float = field(
         default=0.1, metadata=spec("decoupled weight decay; not on norms and biases", minimum=0.0)
@@ -252,7 +246,9 @@ class CheckpointConfig:
     )
     keep: int = field(
         default=3,
-        metadata=spec("newest checkpoints kept; at least 2, or a damaged one loses the run", Effect.OPERATION, minimum=2),
+        metadata=spec(
+            "newest checkpoints kept; at least 2, or a damaged one loses the run", Effect.OPERATION, minimum=2
+        ),
     )
 
 
@@ -299,7 +295,8 @@ class TrainConfig:
         metadata=spec("steps between evaluations; null: only at the end", Effect.OPERATION, minimum=1),
     )
     eval_num_batches: int = field(
-        default=8, metadata=spec("global batches of one evaluation; 0 turns it off", Effect.OPERATION, minimum=0)
+        default=8,
+        metadata=spec("global batches of one evaluation; 0 turns it off", Effect.OPERATION, minimum=0),
     )
 
 
@@ -307,7 +304,9 @@ class TrainConfig:
 class Recipe:
     """One complete experiment."""
 
-    name: str = field(metadata=spec("the recipe's file name without .yaml; not set by hand", Effect.OPERATION))
+    name: str = field(
+        metadata=spec("the recipe's file name without .yaml; not set by hand", Effect.OPERATION)
+    )
     run: RunConfig
     hardware: HardwareConfig
     model: ModelConfig

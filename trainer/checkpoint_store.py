@@ -21,6 +21,7 @@ COMMIT_FILE = "commit_success.txt"
 STATE_ITEM = "state"
 MANIFEST_ITEM = "manifest"
 _MANIFEST_FILE = "metadata"  # the name that Orbax's JSON handler writes
+_KILLED_SAVE = re.compile(r"[0-9]+\.orbax-checkpoint-tmp")
 _STEP_NAME = re.compile(r"0|[1-9][0-9]*")
 
 
@@ -34,6 +35,7 @@ class CheckpointStore:
         self._run_dir = epath.Path(run_dir if "://" in run_dir else epath.Path(run_dir).absolute())
         self.root = self._run_dir / RunPath.CHECKPOINTS
         self.quarantine_root = self._run_dir / RunPath.QUARANTINE
+        self._left: list[str] = []
 
     def prepare(self) -> None:
         """Create the folder and prove that it can be written to."""
@@ -41,6 +43,16 @@ class CheckpointStore:
         probe = self.root / ".write-check"
         probe.write_text("")
         probe.unlink()
+        self._left = [name for name in _names(self.root) if _KILLED_SAVE.fullmatch(name)]
+
+    def remove_leftovers(self) -> None:
+        """Delete what killed saves of earlier attempts left, as it was when this one began.
+
+        Only under the temporary name that local disks know. On gs:// a broken save has the name of a
+        good one and may be a copy that lost its commit file, so it stays until its step is saved again.
+        """
+        while self._left:
+            (self.root / self._left.pop()).rmtree()
 
     def path(self, step: int) -> epath.Path:
         return self.root / str(step)

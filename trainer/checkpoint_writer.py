@@ -110,5 +110,6 @@ class Writer:
         try:
             for old in self._store.committed_steps()[: -self._keep]:
                 self._store.remove(old)
+            self._store.remove_leftovers()
         except Exception as error:  # the new checkpoint is safe; old ones cost space only
             _log.warning("cannot remove old checkpoints: %s", error)

@@ -45,8 +45,10 @@ class Checkpoints:
         recipe_fingerprint: str,
         data_fingerprint: str,
         attempt: int,
+        before_save: Callable[[], None] = lambda: None,
         now: Callable[[], float] = time.time,
     ) -> None:
+        """``before_save`` may raise to keep a state from being saved (a loss that is not finite)."""
         self._peers = Peers("checkpoints")
         # Counted apart from the step: a notice during restore would otherwise set the meeting point
         # to the first call ever, which a resumed run has long passed. Raises where there is no manager.
@@ -54,6 +56,7 @@ class Checkpoints:
         multihost_utils.reached_preemption_sync_point(self._notice_calls)
         self._store = CheckpointStore(run_dir)
         self._config = config
+        self._before_save = before_save
         self._recipe_fingerprint = recipe_fingerprint
         self._data_fingerprint = data_fingerprint
         self._attempt = attempt
@@ -235,6 +238,7 @@ class Checkpoints:
         _log.warning("checkpoint %d is damaged (%s): moved to %s, using an older one", step, reason, target)
 
     def _save(self, step: int, state: Any) -> None:
+        self._before_save()
         self._writer.wait()
         leaves = integrity.named_leaves(state)
         manifest = Manifest(

@@ -69,6 +69,8 @@ def _cpu_grid(devices: Sequence[jax.Device], shape: MeshShape) -> np.ndarray:
     """Devices as (dcn x ici) per axis, where each slice is a contiguous run of processes."""
     ordered = np.array(sorted(devices, key=lambda d: (d.process_index, d.id)), dtype=object)
     dcn, ici = [shape.dcn[axis] for axis in AXES], [shape.ici[axis] for axis in AXES]
-    interleaved = [dim for pair in zip(range(len(AXES)), range(len(AXES), 2 * len(AXES)), strict=True) for dim in pair]
+    interleaved = [
+        dim for pair in zip(range(len(AXES)), range(len(AXES), 2 * len(AXES)), strict=True) for dim in pair
+    ]
     grid = ordered.reshape(dcn + ici).transpose(interleaved)
     return grid.reshape([shape.total[axis] for axis in AXES])

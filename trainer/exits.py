@@ -32,15 +32,21 @@ def classify(error: BaseException) -> Failure:
     if isinstance(error, UserError):
         return _failure(error.exit_code, error.message, error.hint)
     if isinstance(error, OSError) and error.filename is not None:
-        return _failure(ExitCode.BAD_INPUT, f"{error.strerror}: {error.filename}", "check the path and its rights")
+        return _failure(
+            ExitCode.BAD_INPUT, f"{error.strerror}: {error.filename}", "check the path and its rights"
+        )
     text = f"{type(error).__name__}: {error}"
     # What the JAX runtime raises is a RuntimeError.
     if isinstance(error, RuntimeError | TimeoutError):
         if _OUT_OF_MEMORY.search(text):
-            hint = "use more shards (mesh.fsdp), train.remat_policy=full, or a smaller train.global_batch_size"
+            hint = (
+                "use more shards (mesh.fsdp), train.remat_policy=full, or a smaller train.global_batch_size"
+            )
             return _failure(ExitCode.BAD_INPUT, _first_line(text), hint)
         if _INFRASTRUCTURE.search(text):
-            return _failure(ExitCode.INFRASTRUCTURE, _first_line(text), "restart; the first failing host says why")
+            return _failure(
+                ExitCode.INFRASTRUCTURE, _first_line(text), "restart; the first failing host says why"
+            )
     return _failure(ExitCode.EXPERIMENT_FAILED, _first_line(text), "the traceback is in this host's log")
 
 

@@ -9,6 +9,9 @@ import numpy as np
 
 from trainer.program import Batch
 
+_Index = tuple[slice, ...] | None
+"""Part of an array that one device holds; None for a scalar, which a batch is not."""
+
 
 class Feed:
     """Places one global batch; ``rows`` says which of its sequences this process must read."""
@@ -16,27 +19,24 @@ class Feed:
     def __init__(self, abstract: Batch) -> None:
         leaf = abstract.tokens_abt
         self._shape, self._sharding = leaf.shape, leaf.sharding
-        _, rows_per_part, _ = leaf.shape
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        wanted = {
-            part * rows_per_part + row
-            for index in indices
-            for part in range(*index[0].indices(self._shape[0]))
-            for row in range(*index[1].indices(rows_per_part))
-        }
-        self.rows: Sequence[int] = sorted(wanted)
+        self.rows: Sequence[int] = sorted({int(row) for index in indices for row in self._rows(index).flat})
         """Indices into the global batch, ascending."""
-        self._position = {row: position for position, row in enumerate(self.rows)}
+        self._position = np.full(self._shape[0] * self._shape[1], -1)
+        self._position[self.rows] = np.arange(len(self.rows))
 
     def place(self, sequences: np.ndarray) -> Batch:
         """``sequences``: int32 (len(rows), t + 1), in the order of ``rows``."""
         return Batch(self._put(sequences[:, :-1]), self._put(sequences[:, 1:]))
 
     def _put(self, tokens: np.ndarray) -> jax.Array:
-        def shard(index: tuple[slice, ...]) -> np.ndarray:
-            parts = range(*index[0].indices(self._shape[0]))
-            rows = range(*index[1].indices(self._shape[1]))
-            wanted = [[self._position[part * self._shape[1] + row] for row in rows] for part in parts]
-            return np.ascontiguousarray(tokens[np.array(wanted)][..., index[2]])
+        def shard(index: _Index) -> np.ndarray:
+            positions = self._position[self._rows(index)]
+            return np.ascontiguousarray(tokens[positions][..., index[2] if index else slice(None)])
 
         return jax.make_array_from_callback(self._shape, self._sharding, shard)
+
+    def _rows(self, index: _Index) -> np.ndarray:
+        """Rows of the global batch behind one device's part, as (parts, rows of a part)."""
+        rows = np.arange(self._shape[0] * self._shape[1]).reshape(self._shape[:2])
+        return rows[index[:2]] if index else rows

@@ -34,9 +34,7 @@ _PROGRESS_INTERVAL_S = 0.25
 class Reporter:
     """Records metrics and progress of one process in its scratch directory."""
 
-    def __init__(
-        self, recipe: Recipe, context: HostContext, *, now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, recipe: Recipe, context: HostContext, *, now: Callable[[], float] = time.time) -> None:
         self._recipe, self._context, self._now = recipe, context, now
         self._directory = Path(context.scratch_dir)
         self._directory.mkdir(parents=True, exist_ok=True)

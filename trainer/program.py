@@ -6,9 +6,9 @@ Legend: a accumulation part, b sequence of one part, t position, v vocabulary.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,8 @@ from trainer.sharding import named_sharding
 
 Params = dict[str, Any]
 Metrics = Mapping[str, jax.Array]
+Loss = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array]]
+Gradient = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[Params, jax.Array]]
 
 
 class TrainState(NamedTuple):
@@ -95,8 +97,13 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
     parts = recipe.train.grad_accum_steps
     shape = (parts, recipe.train.global_batch_size // parts, recipe.train.sequence_length)
     sharding = named_sharding(mesh, (None, "batch", "sequence"))
-    leaf = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding)
+    leaf = _abstract(shape, jnp.int32, sharding)
     return Batch(leaf, leaf)
+
+
+def _abstract(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, sharding: NamedSharding) -> jax.Array:
+    """A ShapeDtypeStruct, typed as the array that it stands for."""
+    return cast(jax.Array, jax.ShapeDtypeStruct(shape, dtype, sharding=sharding))
 
 
 def _new_model(recipe: Recipe, seed: jax.Array | int) -> Decoder:
@@ -107,9 +114,9 @@ def _abstract_model(recipe: Recipe, mesh: Mesh) -> tuple[Params, nnx.GraphDef[De
     """Nested dict of ShapeDtypeStructs with shardings, and the model without its weights."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: _new_model(recipe, 0)))
 
-    def sharded(variable: nnx.Variable[Any]) -> jax.ShapeDtypeStruct:
+    def sharded(variable: nnx.Variable[Any]) -> jax.Array:
         sharding = named_sharding(mesh, variable.get_metadata("out_sharding"))
-        return jax.ShapeDtypeStruct(variable.shape, variable.dtype, sharding=sharding)
+        return _abstract(variable.shape, variable.dtype, sharding)
 
     is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
     params = nnx.to_pure_dict(jax.tree.map(sharded, state, is_leaf=is_variable))
@@ -121,12 +128,12 @@ def _abstract_state(params: Params, optimizer: optax.GradientTransformation, mes
     replicated = NamedSharding(mesh, PartitionSpec())
     opt_state = optax.tree_utils.tree_map_params(
         optimizer,
-        lambda leaf, weight: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=weight.sharding),
+        lambda leaf, weight: _abstract(leaf.shape, leaf.dtype, weight.sharding),
         jax.eval_shape(optimizer.init, params),
         params,
-        transform_non_params=lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=replicated),
+        transform_non_params=lambda leaf: _abstract(leaf.shape, leaf.dtype, replicated),
     )
-    return TrainState(jax.ShapeDtypeStruct((), jnp.int32, sharding=replicated), params, opt_state)
+    return TrainState(_abstract((), jnp.int32, replicated), params, opt_state)
 
 
 def _init(recipe: Recipe, optimizer: optax.GradientTransformation, seed: jax.Array) -> TrainState:
@@ -156,7 +163,7 @@ def _as_state(params: Params) -> nnx.State[Any, Any]:
 def _train_step(
     recipe: Recipe,
     optimizer: optax.GradientTransformation,
-    loss: Any,
+    loss: Loss,
     state: TrainState,
     batch: Batch,
 ) -> tuple[TrainState, Metrics]:
@@ -173,10 +180,10 @@ def _train_step(
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
-def _gradients(recipe: Recipe, loss: Any, state: TrainState, batch: Batch) -> tuple[Params, jax.Array]:
+def _gradients(recipe: Recipe, loss: Loss, state: TrainState, batch: Batch) -> tuple[Params, jax.Array]:
     """Mean gradient and mean cross-entropy over the accumulation parts."""
     parts = recipe.train.grad_accum_steps
-    grad = jax.grad(loss, has_aux=True)
+    grad: Gradient = jax.grad(loss, has_aux=True)
 
     def key(part: jax.Array | int) -> jax.Array | None:
         """Dropout is a function of seed, step and part: nothing random is carried along."""
@@ -194,9 +201,10 @@ def _gradients(recipe: Recipe, loss: Any, state: TrainState, batch: Batch) -> tu
 
     zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.float32(0))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), batch))
-    return jax.tree.map(lambda leaf: leaf / parts, total)
+    grads, cross_entropy = total
+    return jax.tree.map(lambda leaf: leaf / parts, grads), cross_entropy / parts
 
 
-def _eval_step(loss: Any, params: Params, batch: Batch) -> jax.Array:
+def _eval_step(loss: Loss, params: Params, batch: Batch) -> jax.Array:
     losses_a = jax.lax.map(lambda part: loss(params, part.tokens_abt, part.targets_abt, None)[1], batch)
     return jnp.mean(losses_a)

@@ -43,4 +43,5 @@ def constrain(x: jax.Array, axes: LogicalAxes) -> jax.Array:
     """Asks the compiler to divide ``x`` as the table says; nothing without a mesh in context."""
     if jax.sharding.get_abstract_mesh().empty:
         return x
-    return jax.lax.with_sharding_constraint(x, partition_spec(axes))
+    constrained: jax.Array = jax.lax.with_sharding_constraint(x, partition_spec(axes))
+    return constrained

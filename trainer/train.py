@@ -45,6 +45,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
         recipe_fingerprint=fingerprint(recipe),
         data_fingerprint=data.fingerprint,
         attempt=context.attempt,
+        before_save=reporter.flush,
     )
     with contextlib.closing(checkpoints), jax.set_mesh(mesh):
         reporter.phase(Phase.RESTORING)

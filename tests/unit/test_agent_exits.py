@@ -15,7 +15,7 @@ NAN = Failure(exit_code=1, message="the loss is NaN", hint="lower it", time_s=1.
     [
         (TrainerEnd(returncode=0), 0, 0, "complete"),
         (TrainerEnd(returncode=0, stopping=True), 0, 0, "complete"),
-        (TrainerEnd(returncode=42), 42, 42, "stopped cleanly after a notice"),
+        (TrainerEnd(returncode=42), 42, 42, "stopped cleanly after another host's notice"),
         (TrainerEnd(returncode=1, failure=NAN), 1, 1, "the loss is NaN"),
         (TrainerEnd(returncode=1, tail=["Traceback", "KeyError: 'x'", ""]), 1, 1, "KeyError: 'x'"),
         (TrainerEnd(returncode=2), 2, 2, "trainer ended with exit code 2"),
@@ -42,8 +42,10 @@ def test_classify(end: TrainerEnd, code: int, status: int, reason: str) -> None:
     assert reason in verdict.reason
 
 
-def test_only_a_lost_peer_is_collateral() -> None:
+def test_what_another_host_caused_is_collateral() -> None:
     assert classify(TrainerEnd(returncode=-6, fatal_line=True)).collateral
+    assert classify(TrainerEnd(returncode=42)).collateral
+    assert not classify(TrainerEnd(returncode=42, stopping=True)).collateral
     assert not classify(TrainerEnd(returncode=-9)).collateral
 
 
@@ -82,6 +84,10 @@ def _end(host: str, code: int, time_s: float, *, collateral: bool = False, repor
         # A clean stop that another host's death caused does not make the attempt a preemption.
         ([_end("a", -9, 1), _end("b", 42, 2, collateral=True)], 75, "a"),
         ([_end("a", 75, 1, collateral=True), _end("b", 42, 2, collateral=True)], 75, "a"),
+        # The host that got the notice is named, not the one that was quicker.
+        ([_end("a", 42, 2), _end("b", 42, 1, collateral=True)], 42, "a"),
+        # A notice that no agent saw, but its trainer did.
+        ([_end("a", 42, 2, collateral=True), _end("b", 42, 1, collateral=True)], 42, "b"),
         # A preempted host takes its peers down: the notice is the cause.
         ([_end("a", 75, 1), _end("b", 42, 2)], 42, "b"),
         # The user's error wins over whatever else happened, the earliest of them.

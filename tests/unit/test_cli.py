@@ -203,7 +203,7 @@ def test_control_characters_never_reach_the_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [None, True, 3, 1e-5, 3e10, 0.1, "no", "a b", "1x4", "123", "gs://b/p", "x: y", "", "é"]
+    "value", [None, True, 3, 1e-5, 3e10, 0.1, "no", "a b", "1x4", "123", "gs://b/p", "x: y", "", "\u00e9"]
 )
 def test_scalars_are_read_back_by_both_yamls(value: object) -> None:
     text = yaml_scalar(value)

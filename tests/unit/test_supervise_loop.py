@@ -9,7 +9,8 @@ import pytest
 
 from launcher.exits import AttemptOutcome
 from launcher.lease import LeaseLost
-from launcher.ledger import Heartbeat
+from launcher.ledger import Heartbeat, StopRequest
+from launcher.lookout import Seen
 from launcher.rundir import create_or_open
 from launcher.storage import open_storage
 from launcher.supervise import Asked, Supervisor
@@ -55,6 +56,7 @@ class World:
         self.stopped: list[str] = []
         self.asked, self.lost = Asked(), list[LeaseLost]()
         self.polls_left = 0
+        self.stop_request: StopRequest | None = None
         self.during: Callable[[], None] = lambda: None
 
     def begin(self, attempt: int) -> World:
@@ -96,6 +98,7 @@ class World:
             watcher=self,
             asked=self.asked,
             lease_lost=lambda: self.lost[0] if self.lost else None,
+            look=lambda: Seen(stop=self.stop_request),
             restart_allowed=restart_allowed,
             monotonic=lambda: self.now_s,
             sleep=self.sleep,
@@ -165,13 +168,13 @@ def test_a_lost_lease_ends_everything_at_once(tmp_path: Path) -> None:
     assert world.run.attempt_end(1) is None
 
 
-def test_a_store_that_does_not_answer_changes_nothing(tmp_path: Path) -> None:
-    world = _world(tmp_path, (10, COMPLETE))
-    beats = world.path / "heartbeat"
-    beats.mkdir()
-    (beats / "s0-h0.json").write_text("damaged")
-    assert world.supervisor().run(["s0-h0"], {}).exit_code == 0
-    assert world.shown == []
+def test_a_stop_request_counts_as_asked_once(tmp_path: Path) -> None:
+    world = _world(tmp_path, (4, PREEMPTED))
+    world.stop_request = StopRequest(requested_s=1.0, by="somebody@elsewhere")
+    finish = world.supervisor().run(["s0-h0"], {})
+    assert (finish.exit_code, finish.reason) == (42, "stopped as asked")
+    assert world.stopped == ["stop"]
+    assert world.said[1].startswith("muster stop (somebody@elsewhere): saving and stopping")
 
 
 def test_without_restarts(tmp_path: Path) -> None:

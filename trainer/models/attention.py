@@ -41,7 +41,9 @@ def attend(
 
 
 def _attend_from(q_btnh: jax.Array, k_bskh: jax.Array, v_bskh: jax.Array, start: jax.Array) -> jax.Array:
-    """Attention of queries at positions ``start``, ``start + 1`` …; scores in float32."""
+    """Attention of queries at positions ``start``, ``start + 1`` ...; scores in float32."""
     t, s = q_btnh.shape[1], k_bskh.shape[1]
     mask_ts = (start + jnp.arange(t))[:, None] >= jnp.arange(s)[None, :]
-    return jax.nn.dot_product_attention(q_btnh, k_bskh, v_bskh, mask=mask_ts[None, None], implementation="xla")
+    return jax.nn.dot_product_attention(
+        q_btnh, k_bskh, v_bskh, mask=mask_ts[None, None], implementation="xla"
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal, cast
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +75,9 @@ class Attention(nnx.Module):
         # Keys and values whole in the sequence: with a context axis this is the all-gather form.
         k_bskh = constrain(rope(k_bskh, config.rope_theta), ("batch", None, "kv_heads", None))
         v_bskh = constrain(v_bskh, ("batch", None, "kv_heads", None))
-        out_btnh = attend(q_btnh, k_bskh, v_bskh, implementation=config.attention, chunk=config.attention_chunk)
+        out_btnh = attend(
+            q_btnh, k_bskh, v_bskh, implementation=config.attention, chunk=config.attention_chunk
+        )
         return jnp.einsum("btnh,nhd->btd", out_btnh, self.o_nhd[...].astype(dtype))
 
 
@@ -155,13 +157,15 @@ class Decoder(nnx.Module):
         keys_l = None if dropout_key is None else jax.random.split(dropout_key, num_layers)
 
         def body(
-            x_btd: jax.Array, layer: tuple[nnx.State, jax.Array | None]
+            x_btd: jax.Array, layer: tuple[nnx.State[Any, Any], jax.Array | None]
         ) -> tuple[jax.Array, jax.Array]:
             weights, key = layer
             block: Block = nnx.merge(graphdef, weights)
             return block(x_btd, key)
 
-        x_btd, router_loss_l = jax.lax.scan(_rematerialized(body, self.remat_policy), x_btd, (stacked, keys_l))
+        x_btd, router_loss_l = jax.lax.scan(
+            _rematerialized(body, self.remat_policy), x_btd, (stacked, keys_l)
+        )
         return x_btd, jnp.mean(router_loss_l)
 
 
@@ -173,8 +177,7 @@ def _stacked_blocks(config: ModelConfig, rngs: nnx.Rngs) -> Block:
     def create(rngs: nnx.Rngs) -> Block:
         return Block(config, rngs=rngs)
 
-    block: Block = create(rngs)
-    return block
+    return cast(Block, create(rngs))
 
 
 def _rematerialized[**P, R](body: Callable[P, R], policy: RematPolicy) -> Callable[P, R]:

@@ -59,13 +59,15 @@ def _on_each_device(
         return _mix(x_btd, chosen_btp, gate_btp, gate_edf, up_edf, down_efd)
 
     def local(*args: jax.Array) -> jax.Array:
-        return jax.lax.psum(_mix(*args), "tensor")
+        total: jax.Array = jax.lax.psum(_mix(*args), "tensor")
+        return total
 
     tokens = partition_spec(("batch", "sequence", None))
     columns, rows = PartitionSpec(None, None, "tensor"), PartitionSpec(None, "tensor", None)
-    return jax.shard_map(
-        local, in_specs=(tokens, tokens, tokens, columns, columns, rows), out_specs=tokens
-    )(x_btd, chosen_btp, gate_btp, gate_edf, up_edf, down_efd)
+    in_specs = (tokens, tokens, tokens, columns, columns, rows)
+    sharded = jax.shard_map(local, in_specs=in_specs, out_specs=tokens)
+    out_btd: jax.Array = sharded(x_btd, chosen_btp, gate_btp, gate_edf, up_edf, down_efd)
+    return out_btd
 
 
 def _mix(

@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture
 def small() -> Callable[..., Recipe]:
-    """``small({"mesh.fsdp": 4, …})``: a small recipe with some keys replaced."""
+    """``small({"mesh.fsdp": 4, ...})``: a small recipe with some keys replaced."""
 
     def make(changes: dict[str, Any] | None = None) -> Recipe:
         return recipe_from_dict(nest({**flatten(SMALL), **(changes or {})}))
