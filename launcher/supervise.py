@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from launcher.backends import Attempt, Backend
 from launcher.exits import AttemptOutcome
 from launcher.ledger import AttemptEnd, Heartbeat
+from launcher.lookout import Seen
 from launcher.rundir import RunDir, committed_step
-from launcher.storage import StorageError
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 from recipes.schema import Recipe
@@ -163,6 +163,7 @@ class Supervisor:
         watcher: Watcher,
         asked: Asked,
         lease_lost: Callable[[], UserError | None],
+        look: Callable[[], Seen],
         restart_allowed: bool = True,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -170,7 +171,7 @@ class Supervisor:
         self._run, self._recipe, self._backend = run, recipe, backend
         self._watcher, self._asked, self._lease_lost = watcher, asked, lease_lost
         self._restart_allowed, self._monotonic, self._sleep = restart_allowed, monotonic, sleep
-        self._look_s = 0.0
+        self._look_at_run, self._look_s = look, 0.0
 
     def run(self, hosts: Sequence[str], lock: Mapping[str, Any]) -> Finish:
         """Attempts until the end.
@@ -264,16 +265,14 @@ class Supervisor:
         return self._asked.count
 
     def _look(self, number: int) -> None:
-        """Each second: show heartbeats, see stop.json. A store that does not answer changes nothing."""
+        """Each second: show heartbeats, heed stop.json."""
         if self._monotonic() < self._look_s:
             return
         self._look_s = self._monotonic() + LOOK_PERIOD_S
-        try:
-            if not self._asked.count and (request := self._run.stop_request()):
-                self._asked.ask(f"muster stop ({request.by})")
-            self._watcher.show(number, [beat for beat in self._run.heartbeats() if beat.attempt == number])
-        except StorageError:
-            return
+        seen = self._look_at_run()
+        if seen.stop and not self._asked.count:
+            self._asked.ask(f"muster stop ({seen.stop.by})")
+        self._watcher.show(number, [beat for beat in seen.beats if beat.attempt == number])
 
     def _wait(self, backoff_s: float) -> None:
         until_s = self._monotonic() + backoff_s

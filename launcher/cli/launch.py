@@ -17,8 +17,9 @@ import click
 
 from launcher.backends.local import LocalBackend, LocalShape
 from launcher.cli import output, runs
-from launcher.display import Display, open_display
+from launcher.display import open_display
 from launcher.lease_keeper import LeaseKeeper
+from launcher.lookout import Lookout
 from launcher.plan import Plan, make_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, committed_step, create_or_open
@@ -107,35 +108,23 @@ def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> F
             grace_period_s=recipe.target.grace_period_s,
         )
         runs.say(f"{'new run' if opened.created else 'resuming'}: {run.url}")
-        with open_display() as display:
-            finish = _supervise(run, recipe, shape, display, asked, keeper, lock, restart_allowed)
+        with open_display() as display, Lookout(run) as lookout:
+            supervisor = Supervisor(
+                run=run,
+                recipe=recipe,
+                backend=LocalBackend(run, shape, os.environ, display.say),
+                watcher=display,
+                asked=asked,
+                lease_lost=lambda: keeper.lost,
+                look=lookout.seen,
+                restart_allowed=restart_allowed,
+            )
+            finish = supervisor.run(shape.hosts, lock)
         if asked.count:
             # So that `muster status` calls it stopped; the next launch removes it.
             with contextlib.suppress(StorageError):
                 run.request_stop(time.time(), asked.by)
         return finish
-
-
-def _supervise(
-    run: RunDir,
-    recipe: Recipe,
-    shape: LocalShape,
-    display: Display,
-    asked: Asked,
-    keeper: LeaseKeeper,
-    lock: dict[str, Any],
-    restart_allowed: bool,
-) -> Finish:
-    supervisor = Supervisor(
-        run=run,
-        recipe=recipe,
-        backend=LocalBackend(run, shape, os.environ, display.say),
-        watcher=display,
-        asked=asked,
-        lease_lost=lambda: keeper.lost,
-        restart_allowed=restart_allowed,
-    )
-    return supervisor.run(shape.hosts, lock)
 
 
 def _complete(run: RunDir) -> Finish | None:

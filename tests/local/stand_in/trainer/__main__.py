@@ -17,7 +17,9 @@ from typing import Any, NoReturn
 
 import yaml
 
-from recipes.contract import FAILURE_FILE, METRICS_DIR, PROGRESS_FILE, HostContext
+from launcher.rundir import COMMIT_MARKER, committed_step
+from launcher.storage import is_remote, open_storage
+from recipes.contract import FAILURE_FILE, METRICS_DIR, PROGRESS_FILE, HostContext, RunPath
 
 FATAL = "F1130 client.h:86] Terminating process because the JAX distributed service detected fatal errors."
 
@@ -25,7 +27,8 @@ FATAL = "F1130 client.h:86] Terminating process because the JAX distributed serv
 class StandIn:
     def __init__(self, recipe: dict[str, Any], context: HostContext, script: dict[str, Any]) -> None:
         self.recipe, self.context, self.script = recipe, context, script
-        self.run, self.scratch = Path(context.run_dir), Path(context.scratch_dir)
+        self.store, self.scratch = open_storage(context.run_dir), Path(context.scratch_dir)
+        self.saved = committed_step(self.store)
         self.notice = False
         self.num_steps = int(recipe["train"]["num_steps"])
         self.interval = int(recipe["checkpoint"]["save_interval_steps"])
@@ -38,8 +41,7 @@ class StandIn:
     def main(self) -> int:
         self._claim()
         print(f"stand-in {self.context.host_name} pid {os.getpid()}", flush=True)
-        step = self.committed()
-        first = max(step, 0)
+        first = max(self.saved, 0)
         self.progress("starting", 0)
         self.fault(0)
         for done in range(first + 1, self.num_steps + 1):
@@ -52,7 +54,7 @@ class StandIn:
             if self.told_to_stop():
                 time.sleep(self.script.get("save_s", 0.0))
                 self.commit(done)
-                self.progress("training", done)
+                self.progress("saving", done)
                 return 42
         self.progress("done", self.num_steps)
         return 0
@@ -101,7 +103,7 @@ class StandIn:
             "phase": phase,
             "step": step,
             "num_steps": self.num_steps,
-            "committed_step": self.committed(),
+            "committed_step": self.saved,
             "time_s": time.time(),
             "metrics": {"train/loss": 5.0 / (1 + step), "perf/tokens_per_s": 1000.0} if step else {},
         }
@@ -114,15 +116,10 @@ class StandIn:
             with (folder / f"{self.context.attempt:04d}.jsonl").open("a") as file:
                 file.write(json.dumps({"step": step}) + "\n")
 
-    def committed(self) -> int:
-        found = self.run.glob("checkpoints/*/commit_success.txt")
-        return max((int(path.parent.name) for path in found), default=-1)
-
     def commit(self, step: int) -> None:
+        self.saved = step
         if self.context.process_id == 0:
-            folder = self.run / "checkpoints" / str(step)
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "commit_success.txt").touch()
+            self.store.replace(f"{RunPath.CHECKPOINTS}/{step}/{COMMIT_MARKER}", b"done")
 
     def trace(self, step: int) -> None:
         if path := self.script.get("trace"):
@@ -131,11 +128,14 @@ class StandIn:
 
     def _claim(self) -> None:
         """A second writer for the same host is what must never be."""
-        lock = os.open(self.run / f".{self.context.host_name}.writer", os.O_RDWR | os.O_CREAT)
+        if is_remote(self.context.run_dir):
+            return
+        run = Path(self.context.run_dir)
+        lock = os.open(run / f".{self.context.host_name}.writer", os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            (self.run / "TWO-WRITERS").touch()
+            (run / "TWO-WRITERS").touch()
             os._exit(1)
 
 

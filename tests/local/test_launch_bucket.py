@@ -1,0 +1,67 @@
+"""``muster launch`` with its run in a bucket: shipping, resuming, and a bucket that goes away meanwhile."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher import storage_gcs
+from launcher.rundir import RunDir, committed_step
+from launcher.storage import open_storage
+from tests.local.faulty_gcs import Weather, faulty_gcs
+from tests.local.gcs_server import running_gcs_server
+from tests.local.launching import Launch
+
+
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Weather]]:
+    """The address of a folder of runs; and the weather between the launched processes and the server."""
+    with running_gcs_server(tmp_path) as server, faulty_gcs(server.url) as weather:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
+        yield server.make_bucket("bucket") + "/runs", weather
+        storage_gcs._client_of(server.url).close()
+        storage_gcs._client_of.cache_clear()
+
+
+def _launch(root: str, weather: Weather, tmp_path: Path, step_s: float, *overrides: str) -> Launch:
+    env = {**weather.env, "GOOGLE_CLOUD_PROJECT": "muster-test"}
+    launch = Launch(tmp_path, script={"step_s": step_s}, overrides=[f"run.root={root}", *overrides], env=env)
+    launch.run = RunDir(open_storage(f"{root}/quickstart"))
+    return launch
+
+
+def test_everything_is_in_the_bucket(bucket: tuple[str, Weather], tmp_path: Path) -> None:
+    root, weather = bucket
+    with _launch(root, weather, tmp_path, 0.5) as launch:
+        launch.wait_for(lambda: committed_step(launch.run.storage) >= 10, "checkpoint")
+        launch.process.send_signal(signal.SIGTERM)
+        code, _, err = launch.finish()
+        assert code == 42, err
+    run = launch.run
+    saved = committed_step(run.storage)
+    assert f"saved at step {saved}" in err
+    assert [(record.exit_code, record.status) for record in run.hosts(1)] == [(42, 42), (42, 42)]
+    assert {beat.progress.step for beat in run.heartbeats()} == {saved}
+    with _launch(root, weather, tmp_path, 0.01) as launch:
+        code, _, err = launch.finish()
+    assert code == 0, err
+    assert b"stand-in s1-h0" in run.storage.read_log(run.log_path(2, "s1-h0"))
+    metrics = [run.storage.read(f"metrics/{attempt:04d}.jsonl").count(b"\n") for attempt in (1, 2)]
+    assert metrics == [saved, 60 - saved]
+
+
+def test_a_bucket_that_goes_away_does_not_stop_the_training(
+    bucket: tuple[str, Weather], tmp_path: Path
+) -> None:
+    root, weather = bucket
+    # The stand-in does not retry, so it saves nothing meanwhile.
+    with _launch(root, weather, tmp_path, 0.2, "checkpoint.save_interval_steps=1000") as launch:
+        launch.wait_for(lambda: len(launch.run.heartbeats()) == 2, "heartbeat")
+        weather.plan(*[403] * 12)
+        code, _, err = launch.finish()
+    assert code == 0, err
+    log = b"".join(launch.run.storage.read_log(launch.run.log_path(1, host)) for host in ("s0-h0", "s1-h0"))
+    assert b"trying again" in log
