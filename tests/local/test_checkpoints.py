@@ -120,6 +120,18 @@ def test_the_newest_are_kept_and_the_last_step_is_forced(alone: Job, tmp_path: P
     assert _steps(tmp_path) == ["11", "9"]
 
 
+def test_what_killed_saves_left_goes_after_the_next_commit(alone: Job, tmp_path: Path) -> None:
+    alone.one("open", run=str(tmp_path))
+    alone.one("train", begin=1, end=1, last=True)
+    for name in ("2.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp", "mine"):
+        (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
+    alone.one("open", run=str(tmp_path), attempt=2)
+    alone.one("restore")
+    assert _steps(tmp_path) == ["1", "2.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp", "mine"]
+    alone.one("train", begin=2, end=2, last=True)
+    assert _steps(tmp_path) == ["1", "2", "mine"]
+
+
 def test_a_step_that_is_committed_is_not_saved_again(alone: Job, tmp_path: Path) -> None:
     alone.one("open", run=str(tmp_path))
     alone.one("train", begin=4, end=4, last=True)
