@@ -52,7 +52,9 @@ class CheckpointStore:
         good one and may be a copy that lost its commit file, so it stays until its step is saved again.
         """
         while self._left:
-            (self.root / self._left.pop()).rmtree()
+            path = self.root / self._left.pop()
+            if path.exists():  # unless its step was saved since
+                path.rmtree()
 
     def path(self, step: int) -> epath.Path:
         return self.root / str(step)
