@@ -10,6 +10,7 @@ means hurry: kill now.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -32,18 +33,16 @@ from launcher.hangs import HangWatch
 from launcher.ledger import Heartbeat, HostRecord
 from launcher.orphans import write_processes
 from launcher.rundir import RunDir, read_recipe
-from launcher.shipping import Cargo, FolderCargo, LatestCargo, LogCargo, Shipper, period_s
+from launcher.shipping import LOG_FILE, Cargo, LatestCargo, Shipper, output_cargo, period_s
 from launcher.storage import StorageError, open_storage
 from launcher.tee import Tee
 from recipes.contract import (
     FAILURE_FILE,
-    METRICS_DIR,
     PROGRESS_FILE,
     ExitCode,
     Failure,
     HostContext,
     Progress,
-    RunPath,
     attempt_path,
     heartbeat_path,
 )
@@ -57,7 +56,6 @@ STACKS_S = 2.0
 PIPE_S = 2.0
 """How long the rest of the output may take once the trainer has ended."""
 FINAL_SHIPPING_S = 20.0
-LOG_FILE = "trainer.log"
 RECIPE_FILE = "recipe.yaml"
 
 
@@ -98,7 +96,9 @@ class Agent:
             self._process = processes.spawn_leashed(argv, env=env)
             if self._stopping():
                 self._signal(signal.SIGTERM)
-            self._note_processes()
+            with contextlib.suppress(StorageError):
+                # Best effort: the trainer of a noted agent dies with it.
+                self._note_processes()
         shipper = Shipper(self._cargo(), period_s=period_s(self._run.url), say=self._tee.say)
         shipper.start()
         try:
@@ -142,13 +142,13 @@ class Agent:
         now_s = time.monotonic()
         self._check_parent()
         self._read_progress()
-        if self._stop_s is not None:
+        if self._hang:
+            if self._hurry or now_s > self._hung_s + STACKS_S:
+                self._kill()
+        elif self._stop_s is not None:
             grace_s = self._context.grace_period_s
             if self._hurry or now_s > self._stop_s + grace_s - shipping_reserve_s(grace_s):
                 self._out_of_time = True
-                self._kill()
-        elif self._hang:
-            if now_s > self._hung_s + STACKS_S:
                 self._kill()
         elif hang := watch.observe(self._progress, now_s):
             self._hang, self._hung_s = hang, now_s
@@ -206,16 +206,12 @@ class Agent:
     def _cargo(self) -> Sequence[Cargo]:
         store, context = self._run.storage, self._context
         attempt, host = context.attempt, context.host_name
-        cargo: list[Cargo] = [
+        record = f"{attempt_path(attempt)}/hosts/{host}.json"
+        return [
             LatestCargo(self._heartbeat, store, heartbeat_path(host)),
-            LatestCargo(
-                lambda: ledger.encode(self._record), store, f"{attempt_path(attempt)}/hosts/{host}.json"
-            ),
-            LogCargo(self._scratch / LOG_FILE, store, self._run.log_path(attempt, host)),
+            LatestCargo(lambda: ledger.encode(self._record), store, record),
+            *output_cargo(context, self._run),
         ]
-        if context.process_id == 0:
-            cargo.append(FolderCargo(self._scratch / METRICS_DIR, store, RunPath.METRICS))
-        return cargo
 
     def _heartbeat(self) -> bytes | None:
         progress = self._progress
@@ -245,6 +241,9 @@ class Agent:
         delivered = shipper.finish(timeout_s)
         if self._parent is not None and delivered:
             shutil.rmtree(self._scratch, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                # The launcher removes it too, unless it is gone.
+                self._scratch.parent.rmdir()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -79,7 +80,8 @@ class Display(Protocol):
 
 def open_display() -> Display:
     """The live one on a terminal, else the plain one."""
-    return LiveDisplay() if sys.stderr.isatty() else PlainDisplay()
+    live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return LiveDisplay() if live else PlainDisplay()
 
 
 class PlainDisplay:
@@ -126,6 +128,7 @@ class LiveDisplay:
             TimeElapsedColumn(),
             console=Console(stderr=True),
             transient=True,
+            refresh_per_second=4,
         )
         self._task: Any = self._progress.add_task("starting", total=None, attempt="")
 

@@ -90,7 +90,9 @@ def _stop_reason(end: TrainerEnd, status: int) -> str:
 def _message(end: TrainerEnd, status: int) -> str:
     if end.failure:
         return end.failure.message
-    last = next((line.strip() for line in reversed(end.tail) if line.strip()), "")
+    # What is killed from outside says nothing about it.
+    lines = () if status == 128 + signal.SIGKILL else reversed(end.tail)
+    last = next((line.strip() for line in lines if line.strip()), "")
     return f"trainer ended with {describe_status(status)}" + (f"; its last line: {last}" if last else "")
 
 

@@ -11,11 +11,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from launcher.rundir import RunDir
 from launcher.storage import Storage, StorageError, is_remote
+from recipes.contract import METRICS_DIR, HostContext, RunPath
 
 LOCAL_PERIOD_S = 1.0
 REMOTE_PERIOD_S = 10.0
 REMOTE_METRICS_PERIOD_S = 30.0
+LOG_FILE = "trainer.log"
+"""In the scratch directory: all output of the trainer, and what its agent has to say."""
+
 CHUNK_BYTES = 4 * 2**20
 RETRY_S = 0.5
 
@@ -35,9 +40,9 @@ class Cargo(Protocol):
 class LogCargo:
     """A growing file, as a log of the store."""
 
-    def __init__(self, source: Path, store: Storage, path: str) -> None:
+    def __init__(self, source: Path, store: Storage, path: str, *, shipped_bytes: int = 0) -> None:
         self._source, self._store, self._path = source, store, path
-        self._shipped_bytes = 0
+        self._shipped_bytes = shipped_bytes
 
     def ship(self, *, final: bool) -> None:
         with self._source.open("rb") as file:
@@ -96,6 +101,15 @@ class Seldom:
         if final or self._monotonic() >= self._next_s:
             self._next_s = self._monotonic() + self._period_s
             self._cargo.ship(final=final)
+
+
+def output_cargo(context: HostContext, run: RunDir, *, shipped_bytes: int = 0) -> Sequence[Cargo]:
+    """Log (of which ``shipped_bytes`` are there already) and, from process 0, metrics of one host."""
+    scratch, path = Path(context.scratch_dir), run.log_path(context.attempt, context.host_name)
+    log = LogCargo(scratch / LOG_FILE, run.storage, path, shipped_bytes=shipped_bytes)
+    if context.process_id:
+        return [log]
+    return [log, FolderCargo(scratch / METRICS_DIR, run.storage, RunPath.METRICS)]
 
 
 class Shipper:

@@ -20,13 +20,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_status, shell_status
 from launcher.hangs import HUNG
 from launcher.ledger import HostRecord
 from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
-from launcher.shipping import LogCargo
+from launcher.shipping import output_cargo
 from launcher.storage import StorageError
 from recipes.contract import ExitCode, HostContext, host_name
 from recipes.errors import UserError
@@ -106,14 +107,14 @@ class LocalBackend:
     def begin(self, attempt: int) -> LocalAttempt:
         """Ends what earlier attempts left running here, then starts this one."""
         end_orphans(self._run, grace_period_s=self._shape.grace_period_s + OVERRUN_S, say=self._say)
-        return LocalAttempt(self._run, attempt, self._shape, self._environ)
+        return LocalAttempt(self._run, attempt, self._shape, self._environ, self._say)
 
 
 @dataclass(slots=True)
 class _Host:
     context: HostContext
     process: subprocess.Popen[bytes]
-    words: Path
+    words: IO[bytes]
     """What the agent itself wrote to stderr."""
     stopped: bool = False
     """We sent SIGTERM because another host had ended."""
@@ -129,11 +130,12 @@ class LocalAttempt:
         attempt: int,
         shape: LocalShape,
         environ: Mapping[str, str],
+        say: Callable[[str], None],
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._attempt, self._shape, self._monotonic = run, attempt, shape, monotonic
-        self._scratch = _make_scratch()
+        self._say, self._scratch = say, _make_scratch()
         self._asked = False
         """The launcher asked for the stop, so no host's end is another's fault."""
         self._first_end_s: float | None = None
@@ -155,7 +157,10 @@ class LocalAttempt:
         if running:
             self._press(running)
             return None
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        if any(Path(host.context.scratch_dir).exists() for host in self._hosts):
+            self._say(f"not all output could be brought to {self._run.url}; it is in {self._scratch}")
+        else:
+            shutil.rmtree(self._scratch, ignore_errors=True)
         return attempt_outcome([host.end for host in self._hosts if host.end is not None])
 
     def stop(self) -> None:
@@ -180,17 +185,16 @@ class LocalAttempt:
             grace_period_s=self._shape.grace_period_s,
             scratch_dir=str(self._scratch / f"s{slice_id}-h{host_id}"),
         )
-        words = self._scratch / f"{context.host_name}.agent"
-        with words.open("wb") as stderr:
-            # A session of its own: Ctrl-C in the terminal reaches the launcher only, which stops all hosts.
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "launcher.agent", "--parent", str(os.getpid())],
-                env=agent_env(environ, context, self._shape.devices_per_host),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=stderr,
-                start_new_session=True,
-            )
+        words = tempfile.TemporaryFile()  # noqa: SIM115  # closed when the agent has ended
+        # A session of its own: Ctrl-C in the terminal reaches the launcher only, which stops all hosts.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "launcher.agent", "--parent", str(os.getpid())],
+            env=agent_env(environ, context, self._shape.devices_per_host),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            start_new_session=True,
+        )
         return _Host(context=context, process=process, words=words)
 
     def _press(self, running: Sequence[_Host]) -> None:
@@ -223,8 +227,8 @@ class LocalAttempt:
     def _take_end(self, host: _Host) -> None:
         record = self._record(host)
         host.end = self._host_end(host, record)
-        if record is None or record.end_s is None:
-            self._rescue(host)
+        host.words.close()
+        self._rescue(host)
         if host.end.exit_code != ExitCode.COMPLETE and self._first_end_s is None:
             self._first_end_s, self._first_code = self._monotonic(), host.end.exit_code
 
@@ -263,15 +267,18 @@ class LocalAttempt:
         return 0.0
 
     def _words(self, host: _Host) -> str:
-        with contextlib.suppress(OSError):
-            lines = host.words.read_text(errors="replace").split("\n")
-            last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-            return f": {last}" if last else ""
-        return ""
+        host.words.seek(0)
+        lines = host.words.read().decode(errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f": {last}" if last else ""
 
     def _rescue(self, host: _Host) -> None:
-        """Brings the log of an agent that could not do it any more."""
-        log = Path(host.context.scratch_dir) / "trainer.log"
+        """Brings the output of an agent that could not do it itself."""
+        scratch, run = Path(host.context.scratch_dir), self._run
+        if not scratch.exists():
+            return
         with contextlib.suppress(StorageError, OSError):
-            path = self._run.log_path(self._attempt, host.context.host_name)
-            LogCargo(log, self._run.storage, path).ship(final=True)
+            shipped_bytes = run.storage.log_size(run.log_path(self._attempt, host.context.host_name))
+            for cargo in output_cargo(host.context, run, shipped_bytes=shipped_bytes):
+                cargo.ship(final=True)
+            shutil.rmtree(scratch)

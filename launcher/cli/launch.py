@@ -23,7 +23,7 @@ from launcher.lookout import Lookout
 from launcher.plan import Plan, make_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, committed_step, create_or_open
-from launcher.storage import StorageError, is_remote, open_storage
+from launcher.storage import StorageError, open_storage
 from launcher.supervise import Asked, Finish, Supervisor
 from recipes.contract import ExitCode, RunPath, attempt_path
 from recipes.errors import UserError
@@ -68,7 +68,8 @@ def command(
         click.echo(plan.to_json(), nl=False)
         return
     _check_target(composed.recipe)
-    again = shlex.join(["muster", "launch", recipe, *overrides])
+    searched = [word for folder in folders for word in ("--recipes", str(folder))]
+    again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
     finish = launch(composed.recipe, plan, restart_allowed=not no_restart, what=again)
     # The terminal may be gone; the exit code must not be lost with it.
     with contextlib.suppress(OSError):
@@ -163,7 +164,7 @@ def _stop_signals() -> Iterator[Asked]:
 
 
 def _report(plan: Plan, finish: Finish, *, again: str, as_json: bool) -> None:
-    url = plan.run_dir if is_remote(plan.run_dir) else os.path.abspath(plan.run_dir)
+    url = open_storage(plan.run_dir).url
     places = {
         "checkpoints": f"{url}/{RunPath.CHECKPOINTS}",
         "metrics": f"{url}/{RunPath.METRICS}",

@@ -11,6 +11,7 @@ import pytest
 from launcher import storage_gcs
 from launcher.rundir import RunDir, committed_step
 from launcher.storage import open_storage
+from recipes.contract import Phase
 from tests.local.faulty_gcs import Weather, faulty_gcs
 from tests.local.gcs_server import running_gcs_server
 from tests.local.launching import Launch
@@ -44,7 +45,7 @@ def test_everything_is_in_the_bucket(bucket: tuple[str, Weather], tmp_path: Path
     saved = committed_step(run.storage)
     assert f"saved at step {saved}" in err
     assert [(record.exit_code, record.status) for record in run.hosts(1)] == [(42, 42), (42, 42)]
-    assert {beat.progress.step for beat in run.heartbeats()} == {saved}
+    assert {beat.progress.phase for beat in run.heartbeats()} == {Phase.SAVING}
     with _launch(root, weather, tmp_path, 0.01) as launch:
         code, _, err = launch.finish()
     assert code == 0, err
@@ -58,9 +59,9 @@ def test_a_bucket_that_goes_away_does_not_stop_the_training(
 ) -> None:
     root, weather = bucket
     # The stand-in does not retry, so it saves nothing meanwhile.
-    with _launch(root, weather, tmp_path, 0.2, "checkpoint.save_interval_steps=1000") as launch:
+    with _launch(root, weather, tmp_path, 0.4, "checkpoint.save_interval_steps=1000") as launch:
         launch.wait_for(lambda: len(launch.run.heartbeats()) == 2, "heartbeat")
-        weather.plan(*[403] * 12)
+        weather.plan(*[403] * 6)
         code, _, err = launch.finish()
     assert code == 0, err
     log = b"".join(launch.run.storage.read_log(launch.run.log_path(1, host)) for host in ("s0-h0", "s1-h0"))
