@@ -52,6 +52,10 @@ class Peers:
         by_rank = {int(key.rsplit("/", 1)[1]): text for key, text in found}
         return [by_rank[rank] for rank in range(self.count)]
 
+    def meet(self, label: str) -> None:
+        """Wait until every process is here. ``label`` must be new."""
+        self._client.wait_at_barrier(f"{self._root}/{label}", int(WAIT_TIMEOUT_S * 1000))
+
     def forget(self, label: str) -> None:
         """Remove what was shared under ``label``, once every process has it."""
         if self.rank == 0:

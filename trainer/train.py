@@ -16,12 +16,14 @@ from recipes.errors import UserError
 from recipes.fingerprint import fingerprint
 from recipes.schema import Recipe
 from trainer.checkpoints import Checkpoints
+from trainer.coordination import Peers
 from trainer.data import Data, open_data
 from trainer.devices import configure_platform, connect, make_mesh
 from trainer.feed import Feed
+from trainer.lockstep import Lockstep
 from trainer.metrics import Reporter
 from trainer.process import cache_dir
-from trainer.program import Params, Program, build_program
+from trainer.program import Params, build_program
 
 
 def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
@@ -37,7 +39,12 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
     _check_same_data(data)
     mesh = make_mesh(recipe)
     reporter.phase(Phase.COMPILING)
-    program = build_program(recipe, mesh)
+    program, peers = build_program(recipe, mesh), Peers("programs")
+    peers.meet("train_step")
+    init, eval_step = (
+        Lockstep("init", program.init, peers),
+        Lockstep("eval_step", program.eval_step, peers),
+    )
     feed = Feed(program.batch)
     checkpoints = Checkpoints(
         context.run_dir,
@@ -51,7 +58,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
         reporter.phase(Phase.RESTORING)
         state = checkpoints.restore(program.state)
         if state is None:
-            state = program.init(jnp.int32(recipe.train.seed))
+            state = init(jnp.int32(recipe.train.seed))
         start, num_steps = int(state.step), recipe.train.num_steps
         reporter.resumed(start, checkpoints.committed_step)
         with contextlib.closing(data.train_batches(start, feed.rows)) as batches:
@@ -61,7 +68,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
                 if _evaluation_is_due(recipe, done):
                     reporter.flush()
                     reporter.phase(Phase.EVALUATING)
-                    reporter.record_eval(done, evaluate(program, state.params, data, feed))
+                    reporter.record_eval(done, evaluate(eval_step, state.params, data, feed))
                 preempted = checkpoints.after_step(done, state, last=done == num_steps)
                 reporter.committed(checkpoints.committed_step)
                 if preempted:
@@ -72,10 +79,10 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
     return ExitCode.COMPLETE
 
 
-def evaluate(program: Program, params: Params, data: Data, feed: Feed) -> float:
+def evaluate(eval_step: Lockstep, params: Params, data: Data, feed: Feed) -> float:
     """Mean held-out loss in nats per token over the recipe's fixed evaluation batches."""
     with contextlib.closing(data.eval_batches(feed.rows)) as batches:
-        losses = [program.eval_step(params, feed.place(batch)) for batch in batches]
+        losses = [eval_step(params, feed.place(batch)) for batch in batches]
     return _mean(jax.device_get(losses))
 
 
