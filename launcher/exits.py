@@ -70,12 +70,20 @@ def classify(end: TrainerEnd) -> Verdict:
         )
     if status == ExitCode.PREEMPTED:
         return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason=OTHERS_NOTICE, collateral=True)
+    if status == 128 + signal.SIGTERM:
+        # A notice that did not come through the agent, before the trainer listened: nothing to save yet.
+        return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason="ended by a notice at its start")
     if status in (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return Verdict(exit_code=ExitCode(status), status=status, reason=_message(end, status), hint=hint)
     peer_lost = status == 128 + signal.SIGABRT and end.fatal_line
-    reason = "a peer or the coordinator was lost" if peer_lost else _message(end, status)
+    # The runtime's own report of a broken connection can be there before a killed host is noticed.
+    reported = status == ExitCode.INFRASTRUCTURE and end.failure is not None
     return Verdict(
-        exit_code=ExitCode.INFRASTRUCTURE, status=status, reason=reason, hint=hint, collateral=peer_lost
+        exit_code=ExitCode.INFRASTRUCTURE,
+        status=status,
+        reason="a peer or the coordinator was lost" if peer_lost else _message(end, status),
+        hint=hint,
+        collateral=peer_lost or reported,
     )
 
 

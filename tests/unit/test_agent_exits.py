@@ -8,6 +8,7 @@ from launcher.exits import HostEnd, TrainerEnd, attempt_outcome, classify, descr
 from recipes.contract import ExitCode, Failure
 
 NAN = Failure(exit_code=1, message="the loss is NaN", hint="lower it", time_s=1.0)
+GLOO = Failure(exit_code=75, message="Gloo: Connection closed by peer", hint="restart", time_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +27,8 @@ NAN = Failure(exit_code=1, message="the loss is NaN", hint="lower it", time_s=1.
         (TrainerEnd(returncode=-6), 75, 134, "SIGABRT"),
         (TrainerEnd(returncode=-9), 75, 137, "SIGKILL"),
         (TrainerEnd(returncode=-11), 75, 139, "SIGSEGV"),
+        (TrainerEnd(returncode=-15), 42, 143, "ended by a notice at its start"),
+        (TrainerEnd(returncode=75, failure=GLOO), 75, 75, "Connection closed by peer"),
         (TrainerEnd(returncode=-9, hang="hung: nothing moved"), 75, 137, "hung: nothing moved"),
         # After SIGTERM: never 1 or 2.
         (TrainerEnd(returncode=42, stopping=True), 42, 42, "stopped cleanly"),
@@ -45,6 +48,7 @@ def test_classify(end: TrainerEnd, code: int, status: int, reason: str) -> None:
 def test_what_another_host_caused_is_collateral() -> None:
     assert classify(TrainerEnd(returncode=-6, fatal_line=True)).collateral
     assert classify(TrainerEnd(returncode=42)).collateral
+    assert classify(TrainerEnd(returncode=75, failure=GLOO)).collateral
     assert not classify(TrainerEnd(returncode=42, stopping=True)).collateral
     assert not classify(TrainerEnd(returncode=-9)).collateral
 
