@@ -42,6 +42,7 @@ from recipes.contract import (
     ExitCode,
     Failure,
     HostContext,
+    Phase,
     Progress,
     attempt_path,
     heartbeat_path,
@@ -55,6 +56,10 @@ STACKS_S = 2.0
 """How long a hung trainer may take to write its stacks."""
 PIPE_S = 2.0
 """How long the rest of the output may take once the trainer has ended."""
+NOTHING_TO_SAVE = (Phase.STARTING, Phase.CONNECTING, Phase.COMPILING, Phase.RESTORING)
+"""Phases before the first step of an attempt: what a trainer has is in storage already."""
+NOTICE_S = 2.0
+"""How long a trainer with nothing to save may take after a notice, to tell its peers and to stop."""
 FINAL_SHIPPING_S = 20.0
 RECIPE_FILE = "recipe.yaml"
 
@@ -73,7 +78,7 @@ class Agent:
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_s: float | None = None
         """When SIGTERM came (monotonic)."""
-        self._hurry = self._out_of_time = False
+        self._hurry = self._out_of_time = self._needless = False
         self._hang, self._hung_s = "", 0.0
         self._progress: Progress | None = None
         self._progress_version: tuple[int, int] | None = None
@@ -131,6 +136,7 @@ class Agent:
                 returncode=returncode,
                 stopping=self._stopping(),
                 out_of_time=self._out_of_time,
+                needless=self._needless,
                 hang=self._hang,
                 fatal_line=self._tee.fatal_line,
                 failure=self._failure(),
@@ -150,6 +156,10 @@ class Agent:
             if self._hurry or now_s > self._stop_s + grace_s - shipping_reserve_s(grace_s):
                 self._out_of_time = True
                 self._kill()
+            elif now_s > self._stop_s + NOTICE_S and self._nothing_to_save():
+                # A compilation cannot be interrupted and may take longer than the grace.
+                self._needless = True
+                self._kill()
         elif hang := watch.observe(self._progress, now_s):
             self._hang, self._hung_s = hang, now_s
             self._tee.say(f"{hang}; asking for all stacks, then killing the trainer")
@@ -164,6 +174,9 @@ class Agent:
 
     def _stopping(self) -> bool:
         return self._stop_s is not None
+
+    def _nothing_to_save(self) -> bool:
+        return self._progress is None or self._progress.phase in NOTHING_TO_SAVE
 
     def _check_parent(self) -> None:
         if self._parent is not None and self._stop_s is None and os.getppid() != self._parent:

@@ -28,6 +28,8 @@ class TrainerEnd:
     """SIGTERM reached the agent before the trainer ended."""
     out_of_time: bool = False
     """The agent killed it because the grace period was nearly over, or because it was told to hurry."""
+    needless: bool = False
+    """The agent killed it because it had not made a step yet, so that waiting for it had saved nothing."""
     hang: str = ""
     """Why the agent took it for hung; empty when it did not."""
     fatal_line: bool = False
@@ -88,6 +90,8 @@ def classify(end: TrainerEnd) -> Verdict:
 
 
 def _stop_reason(end: TrainerEnd, status: int) -> str:
+    if end.needless:
+        return "ended at a notice before its first step: nothing to save"
     if end.out_of_time:
         return "killed at the end of the grace period, before it had stopped by itself"
     if status == ExitCode.PREEMPTED:

@@ -170,6 +170,17 @@ def test_a_deaf_trainer_is_killed_before_the_grace_ends(tmp_path: Path) -> None:
     assert launch.run.hosts(1)[0].status == 137
 
 
+def test_a_trainer_that_has_nothing_to_save_is_not_waited_for(tmp_path: Path) -> None:
+    with _launch(tmp_path, script=_faults({"step": 0, "do": "deaf"}), options=["--no-restart"]) as launch:
+        launch.wait_for(lambda: len(launch.run.heartbeats()) == 2, "heartbeats")
+        begun_s = time.monotonic()
+        launch.process.send_signal(signal.SIGTERM)
+        code, _, _ = launch.finish()
+    assert (code, launch.codes()) == (42, [42])
+    assert time.monotonic() - begun_s < 5
+    assert "nothing to save" in launch.run.hosts(1)[0].reason
+
+
 def test_a_stop_request_in_the_run_directory(tmp_path: Path) -> None:
     with _launch(tmp_path, script=SLOW) as launch:
         launch.wait_for_step(12)
