@@ -177,7 +177,7 @@ def _check_sequence(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
         fix = f"use the nearest: {_multiples_around(length, context)}"
         yield _problem("train.sequence_length", length, reason, fix)
     chunk = recipe.model.attention_chunk
-    if recipe.model.attention == "xla_chunked" and length % chunk:
+    if recipe.model.attention == "xla_chunked" and chunk < length and length % chunk:
         near = [part for part in _divisors(length) if part <= chunk][-1:]
         near += [part for part in _divisors(length) if part > chunk][:1]
         fix = f"use {' or '.join(map(str, near))}, or model.attention=xla"

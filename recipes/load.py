@@ -12,7 +12,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -140,15 +140,15 @@ class _Reader:
         hints = typing.get_type_hints(cls)
         for name in data:
             if name not in hints:
-                self._unknown(f"{prefix}{name}", data[name])
+                self._unknown(f"{prefix}{name}", data[name], [f"{prefix}{known}" for known in hints])
         values = {
             field.name: self._field(field, hints[field.name], data, prefix)
             for field in dataclasses.fields(cls)
         }
         return _INVALID if any(v is _INVALID for v in values.values()) else cls(**values)
 
-    def _unknown(self, path: str, value: object) -> None:
-        guess = nearest(path, keys())
+    def _unknown(self, path: str, value: object, siblings: Sequence[str]) -> None:
+        guess = nearest(path, siblings) or nearest(path, keys())
         fix = f"did you mean {guess}?" if guess else "remove it; `muster show RECIPE` lists every key"
         self.report(path, value, "is not a key of a recipe", fix)
 

@@ -18,7 +18,6 @@ from pathlib import Path
 from types import TracebackType
 
 import jax
-from tensorboardX import SummaryWriter
 
 from recipes.contract import METRICS_DIR, PROGRESS_FILE, ExitCode, HostContext, Phase, Progress
 from recipes.errors import UserError
@@ -163,6 +162,9 @@ class _Writer:
     """JSONL and TensorBoard events of one attempt."""
 
     def __init__(self, directory: Path, context: HostContext) -> None:
+        # Costs over a second to import, and only process 0 writes events.
+        from tensorboardX import SummaryWriter
+
         directory.mkdir(parents=True, exist_ok=True)
         self._attempt = context.attempt
         self._lines = (directory / f"{context.attempt:04d}.jsonl").open("a", buffering=1)

@@ -48,12 +48,10 @@ class Batch(NamedTuple):
 class Program:
     """Compiled steps of one recipe on one mesh."""
 
-    mesh: Mesh
     state: TrainState
-    """Abstract: jax.ShapeDtypeStruct leaves with the shardings of ``mesh``."""
+    """Abstract: jax.ShapeDtypeStruct leaves with the shardings of the mesh."""
     batch: Batch
     """Abstract, likewise."""
-    num_params: int
     init: jax.stages.Wrapped
     """(seed: int32 scalar) -> TrainState."""
     train_step: jax.stages.Compiled
@@ -72,7 +70,11 @@ def build_program(recipe: Recipe, mesh: Mesh) -> Program:
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
     loss = functools.partial(_loss, recipe, graphdef)
-    init = jax.jit(functools.partial(_init, recipe, optimizer), out_shardings=shardings)
+    init = jax.jit(
+        functools.partial(_init, recipe, optimizer),
+        out_shardings=shardings,
+        compiler_options=_run_once_options(mesh),
+    )
     train_step = jax.jit(
         functools.partial(_train_step, recipe, optimizer, loss),
         donate_argnums=0,
@@ -82,10 +84,8 @@ def build_program(recipe: Recipe, mesh: Mesh) -> Program:
     with jax.set_mesh(mesh):
         compiled = train_step.lower(state, batch).compile()
     return Program(
-        mesh=mesh,
         state=state,
         batch=batch,
-        num_params=sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         init=init,
         train_step=compiled,
         eval_step=eval_step,
@@ -99,6 +99,11 @@ def abstract_batch(recipe: Recipe, mesh: Mesh) -> Batch:
     sharding = named_sharding(mesh, (None, "batch", "sequence"))
     leaf = _abstract(shape, jnp.int32, sharding)
     return Batch(leaf, leaf)
+
+
+def _run_once_options(mesh: Mesh) -> dict[str, bool | str] | None:
+    """On CPU a program that runs once costs more to optimise than to run."""
+    return {"xla_backend_optimization_level": "0"} if mesh.devices.flat[0].platform == "cpu" else None
 
 
 def _abstract(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, sharding: NamedSharding) -> jax.Array:

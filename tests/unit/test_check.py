@@ -83,6 +83,7 @@ def _problems(base: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Probl
         (LOCAL, {"data.source": "token_file", "data.path": "t.bin", "model.vocab_size": 2**16}),
         (LOCAL, {"model.attention": "xla_chunked", "model.attention_chunk": 64}),
         (LOCAL, {"model.attention": "xla", "model.attention_chunk": 100}),
+        (LOCAL, {"model.attention": "xla_chunked"}),
         (LOCAL, {"optimizer.warmup_steps": 99}),
         (LOCAL, {"checkpoint.save_interval_minutes": None, "checkpoint.save_interval_steps": 1}),
     ],
@@ -138,7 +139,6 @@ BAD = [
         "model.attention_chunk",
         "32 or 64",
     ),
-    (LOCAL, {"model.attention": "xla_chunked"}, "model.attention_chunk", "use 128"),
     (LOCAL, {"model.vocab_size": 128}, "model.vocab_size", "at least 256"),
     # batch and sequence
     (LOCAL, {"train.global_batch_size": 13}, "train.global_batch_size", "8 or 16"),

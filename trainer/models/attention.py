@@ -21,10 +21,10 @@ def attend(
 ) -> jax.Array:
     """Softmax attention of each query over the keys at or before it; output (b, t, n, h).
 
-    ``n`` is a multiple of ``k`` (grouped queries). ``chunk`` divides ``t`` and bounds the score
-    matrix of ``xla_chunked`` to (b, n, chunk, s).
+    ``n`` is a multiple of ``k`` (grouped queries). ``chunk`` bounds the score matrix of
+    ``xla_chunked`` to (b, n, chunk, s); it divides ``t`` or is no smaller.
     """
-    if implementation == "xla":
+    if implementation == "xla" or chunk >= q_btnh.shape[1]:
         return _attend_from(q_btnh, k_bskh, v_bskh, jnp.int32(0))
     num_chunks = q_btnh.shape[1] // chunk
     b, _, n, h = q_btnh.shape
