@@ -36,7 +36,7 @@ from launcher.recipe_path import GROUPS, describe, find, label, locate, names
 from launcher.recipe_yaml import RecipeFile, read_recipe_file
 from recipes.check import check
 from recipes.errors import Problem, RecipeError, UserError
-from recipes.load import defaults, keys, nearest, recipe_from_dict
+from recipes.load import defaults, flatten, keys, nearest, nest, recipe_from_dict
 from recipes.schema import Recipe
 
 _SCHEMA = "_schema_"
@@ -66,14 +66,14 @@ def compose(name: str, overrides: Sequence[str], *, search: Sequence[Path] = ())
       UserError: no such recipe, or a file of it cannot be read.
     """
     name, folders = locate(name, search)
-    parsed = read_overrides(name, overrides, folders, _grammar)
+    parsed, refused = read_overrides(overrides, folders, _grammar)
     with _hydra(folders):
         try:
             data, layers = _compose(name, parsed, folders)
         except (HydraException, OmegaConfBaseException, RecursionError) as error:
-            raise _explain(name, error, folders) from None
+            raise RecipeError(name, refused) if refused else _explain(name, error, folders) from None
     origins = origins_of(layers, [override.key for override in parsed if not override.is_choice])
-    recipe = _checked(name, {**data, "name": name}, origins)
+    recipe = _checked({**data, "name": name}, origins, refused)
     complete = {path: origins.get(path, DEFAULT) for path in keys()} | {"name": label(layers[-1].path)}
     return Composed(recipe=recipe, origins=complete, notes=ignored_choices(layers, parsed, origins))
 
@@ -89,12 +89,37 @@ def _grammar(text: str) -> Any:
         raise GrammarError("is not a value by Hydra's grammar") from None
 
 
-def _checked(name: str, data: Mapping[str, Any], origins: Mapping[str, str]) -> Recipe:
-    recipe = recipe_from_dict(data, origins=origins)
-    problems = check(recipe, origins=origins)
+def _checked(data: Mapping[str, Any], origins: Mapping[str, str], refused: Sequence[Problem]) -> Recipe:
+    """The recipe, if nothing at all is wrong with it.
+
+    Raises:
+      RecipeError: ``refused`` and every other problem that can be known beside it.
+    """
+    name, problems = str(data["name"]), list(refused)
+    try:
+        recipe = recipe_from_dict(data, origins=origins)
+    except RecipeError as error:
+        problems += error.problems
     if problems:
-        raise RecipeError(name, problems)
+        raise RecipeError(name, [*problems, *_beside(data, problems, origins)])
+    if found := check(recipe, origins=origins):
+        raise RecipeError(name, found)
     return recipe
+
+
+def _beside(
+    data: Mapping[str, Any], problems: Sequence[Problem], origins: Mapping[str, str]
+) -> Sequence[Problem]:
+    """Problems across fields, in sections that have no other problem: there they are no mere consequence."""
+    bad = {problem.key for problem in problems}
+    flat = {path: value for path, value in flatten(data).items() if path in keys()}
+    flat |= {path: keys()[path].default for path in bad if path in keys()}
+    try:
+        recipe = recipe_from_dict(nest(flat))
+    except RecipeError:
+        return []
+    sections = {key.split(".", 1)[0] for key in bad}
+    return [p for p in check(recipe, origins=origins) if p.key.split(".", 1)[0] not in sections]
 
 
 class _RecipeSource(ConfigSource):

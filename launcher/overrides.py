@@ -14,7 +14,7 @@ from typing import Any
 
 from launcher.recipe_path import GROUPS, describe, find, names
 from launcher.recipe_yaml import interpolation_problem
-from recipes.errors import Problem, RecipeError
+from recipes.errors import Problem
 from recipes.load import keys, nearest
 
 MAX_LENGTH = 4096
@@ -41,23 +41,18 @@ Grammar = Callable[[str], Any]
 
 
 def read_overrides(
-    recipe: str, texts: Sequence[str], folders: Sequence[Path], grammar: Grammar
-) -> list[Override]:
-    """The overrides, parsed.
-
-    Raises:
-      RecipeError: every one that is refused.
-    """
-    overrides, problems = [], []
+    texts: Sequence[str], folders: Sequence[Path], grammar: Grammar
+) -> tuple[list[Override], list[Problem]]:
+    """The overrides that are accepted, parsed, and what is wrong with the others."""
+    overrides: list[Override] = []
+    problems: list[Problem] = []
     for text in texts:
         try:
             overrides.append(_read(text, folders, grammar))
         except _RefusedError as refused:
             problems.append(refused.problem)
     problems += _repeated(overrides)
-    if problems:
-        raise RecipeError(recipe, problems)
-    return overrides
+    return list({override.key: override for override in overrides}.values()), problems
 
 
 class _RefusedError(Exception):

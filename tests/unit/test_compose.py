@@ -267,3 +267,20 @@ def test_installed_hydra_plugins_are_not_imported(here: Path, repo: Path) -> Non
     code = "from launcher.compose import compose; compose('quickstart', ['train.seed=3'])"
     env = {**os.environ, "PYTHONPATH": f"{repo}{os.pathsep}{here}"}
     subprocess.run([sys.executable, "-c", code], cwd=here, env=env, check=True)
+
+
+def test_problems_of_every_kind_are_reported_together() -> None:
+    overrides = [
+        "model.num_layer=3",
+        "train.remat_policy=ful",
+        "checkpoint.save_interval_steps=0",
+        "mesh.tensor=3",
+    ]
+    with pytest.raises(RecipeError) as caught:
+        compose("quickstart", overrides)
+    assert [problem.key for problem in caught.value.problems] == [
+        "model.num_layer",
+        "checkpoint.save_interval_steps",
+        "train.remat_policy",
+        "mesh.tensor",
+    ]
