@@ -13,7 +13,7 @@ import yaml
 from launcher import recipe_path
 from launcher.compose import compose
 from launcher.plan import make_plan, render_plan
-from recipes.errors import UserError
+from recipes.errors import RecipeError, UserError
 from recipes.load import flatten, keys, recipe_from_dict, recipe_to_dict
 
 SHIPPED = recipe_path.names([recipe_path.SHIPPED])
