@@ -13,9 +13,9 @@ import os
 import secrets
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
-from launcher import ledger
+from launcher import ledger, processes
+from launcher.processes import ProcessId
 from launcher.storage_types import Conflict, Exists, NotFound, Storage, Version
 from recipes.contract import ExitCode, RunPath
 from recipes.errors import UserError
@@ -34,11 +34,7 @@ class Owner:
     id: str
     """Unique to this process and this acquisition."""
     hostname: str
-    machine: str
-    """Boot and process-id namespace: only within the same one does a process id say anything."""
-    pid: int
-    start_ticks: int
-    """When the process started, so that a reused process id is not taken for it."""
+    process: ProcessId
     what: str
     """What it does, for people: ``muster launch`` ..."""
 
@@ -54,7 +50,7 @@ class Lease:
 
     def holder(self) -> str:
         """Who it is, for people."""
-        return f"{self.owner.what} (process {self.owner.pid} on {self.owner.hostname})"
+        return f"{self.owner.what} (process {self.owner.process.pid} on {self.owner.hostname})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,9 +89,7 @@ def this_process(what: str) -> Owner:
     return Owner(
         id=secrets.token_hex(16),
         hostname=socket.gethostname(),
-        machine=_machine(),
-        pid=os.getpid(),
-        start_ticks=_start_ticks(os.getpid()) or 0,
+        process=_own_process(),
         what=what,
     )
 
@@ -169,27 +163,12 @@ def _read(storage: Storage) -> tuple[Lease, Version] | None:
 
 def _is_dead(owner: Owner) -> bool:
     """Whether the owner certainly runs no more; False whenever this machine cannot know."""
-    machine = _machine()
-    if not machine or owner.machine != machine or owner.hostname != socket.gethostname():
+    machine = _own_process().machine
+    if not machine or owner.process.machine != machine or owner.hostname != socket.gethostname():
         return False
-    return _start_ticks(owner.pid) != owner.start_ticks
+    return not processes.is_running(owner.process)
 
 
-def _machine() -> str:
-    """Boot id and process-id namespace; empty where the system has no /proc."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
-    except OSError:
-        return ""
-
-
-def _start_ticks(pid: int) -> int | None:
-    """When a living process started, in clock ticks since boot; None when there is none (or a zombie)."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The command name, in parentheses, may itself hold spaces and parentheses.
-    fields = stat.rpartition(")")[2].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+def _own_process() -> ProcessId:
+    found = processes.process_id(os.getpid())
+    return found or ProcessId(pid=os.getpid(), started="")

@@ -27,13 +27,18 @@ class ProcessId:
     started: str
     """Boot, process-id namespace and start time in ticks (Linux); empty when unknown."""
 
+    @property
+    def machine(self) -> str:
+        """Boot and process-id namespace: only within the same one does the number say anything."""
+        return self.started.rpartition("/")[0]
+
 
 def process_id(pid: int) -> ProcessId | None:
     """The process that has this number now, or None. A zombie counts as ended."""
     if sys.platform != "linux":
         return ProcessId(pid=pid, started="") if _exists(pid) else None
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")
     except OSError:

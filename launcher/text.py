@@ -9,7 +9,7 @@ _KEPT = "\n\t"
 
 def printable(text: str) -> str:
     """``text`` with everything that could steer a terminal or reorder a line shown as an escape."""
-    if text.isascii() and text.isprintable():
+    if text.isascii() and text.replace("\n", "").isprintable():
         return text
     return "".join(char if char in _KEPT or not _steers(char) else _escaped(char) for char in text)
 

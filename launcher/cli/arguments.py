@@ -20,19 +20,23 @@ if typing.TYPE_CHECKING:
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+recipes_option = click.option(
+    "--recipes",
+    "search",
+    metavar="DIR",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Search DIR for recipes before ./recipes and the shipped ones.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
+
+
 def recipe_arguments(*, required: bool = True) -> Decorator:
     """RECIPE, any number of OVERRIDES and ``--recipes DIR``, as ``recipe``, ``overrides`` and ``search``."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         for decorator in (
-            click.option(
-                "--recipes",
-                "search",
-                metavar="DIR",
-                multiple=True,
-                type=click.Path(path_type=Path),
-                help="Search DIR for recipes before ./recipes and the shipped ones.",
-            ),
+            recipes_option,
             click.argument(
                 "overrides", nargs=-1, metavar="[KEY=VALUE|GROUP=OPTION]...", shell_complete=complete_override
             ),
@@ -42,9 +46,6 @@ def recipe_arguments(*, required: bool = True) -> Decorator:
         return function
 
     return decorate
-
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for machines.")
 
 
 def compose_recipe(recipe: str, overrides: Sequence[str], search: Sequence[Path]) -> Composed:

@@ -16,7 +16,8 @@ from typing import Any
 import click
 
 from launcher.backends.local import LocalBackend, LocalShape
-from launcher.cli import output, runs
+from launcher.cli import output
+from launcher.cli.arguments import compose_recipe, recipe_arguments
 from launcher.display import open_display
 from launcher.lease_keeper import LeaseKeeper
 from launcher.lookout import Lookout
@@ -33,22 +34,14 @@ STOP_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHU
 
 
 @click.command()
-@click.argument("recipe")
-@click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-@click.option(
-    "--recipes",
-    "folders",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="A folder of recipes to search first; may be repeated.",
-)
+@recipe_arguments()
 @click.option("--no-restart", is_flag=True, help="End with the first attempt, however it ends.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="How it ended, as JSON on stdout.")
 def command(
     recipe: str,
     overrides: Sequence[str],
-    folders: Sequence[Path],
+    search: Sequence[Path],
     no_restart: bool,
     dry_run: bool,
     as_json: bool,
@@ -57,20 +50,15 @@ def command(
 
     Ctrl-C once saves and stops; launching again goes on from there.
     """
-    # Only verbs that compose pay for Hydra.
-    from launcher.compose import compose
-
-    composed = compose(recipe, overrides, search=folders)
-    for note in composed.notes:
-        output.note(note)
-    plan = make_plan(composed.recipe)
+    resolved = compose_recipe(recipe, overrides, search).recipe
+    plan = make_plan(resolved)
     if dry_run:
-        click.echo(plan.to_json(), nl=False)
+        output.data(plan.to_json().rstrip("\n"))
         return
-    _check_target(composed.recipe)
-    searched = [word for folder in folders for word in ("--recipes", str(folder))]
+    _check_target(resolved)
+    searched = [word for folder in search for word in ("--recipes", str(folder))]
     again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
-    finish = launch(composed.recipe, plan, restart_allowed=not no_restart, what=again)
+    finish = launch(resolved, plan, restart_allowed=not no_restart, what=again)
     # The terminal may be gone; the exit code must not be lost with it.
     with contextlib.suppress(OSError):
         _report(plan, finish, again=again, as_json=as_json)
@@ -96,7 +84,7 @@ def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> F
     lock = lock_info(plan_sha256=digest, folder=Path.cwd())
     opened = create_or_open(open_storage(recipe.run_dir), recipe, lock)
     for change in opened.changes:
-        runs.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
+        output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
     run = opened.run
     with _stop_signals() as asked, LeaseKeeper(run, what) as keeper:
         if done := _complete(run):
@@ -108,7 +96,7 @@ def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> F
             devices_per_host=plan.hardware.devices_per_host,
             grace_period_s=recipe.target.grace_period_s,
         )
-        runs.say(f"{'new run' if opened.created else 'resuming'}: {run.url}")
+        output.say(f"{'new run' if opened.created else 'resuming'}: {run.url}")
         with open_display() as display, Lookout(run) as lookout:
             supervisor = Supervisor(
                 run=run,
@@ -171,17 +159,17 @@ def _report(plan: Plan, finish: Finish, *, again: str, as_json: bool) -> None:
         "logs": f"{url}/{attempt_path(finish.attempt)}/logs",
     }
     if as_json:
-        runs.emit_json(_summary(plan, finish, url, places))
+        output.data_json(_summary(plan, finish, url, places))
     if finish.exit_code == ExitCode.COMPLETE:
-        runs.say(f"{plan.run_name}: {finish.reason}, {plan.batch.num_steps} steps")
+        output.say(f"{plan.run_name}: {finish.reason}, {plan.batch.num_steps} steps")
     elif finish.exit_code == ExitCode.PREEMPTED:
-        runs.say(f"{plan.run_name}: {finish.reason}; {_saved(finish)}")
+        output.say(f"{plan.run_name}: {finish.reason}; {_saved(finish)}")
     else:
         output.error(f"{plan.run_name}: {finish.reason}", finish.hint)
     for name, place in places.items():
-        runs.say(f"  {name:<12} {place}")
+        output.say(f"  {name:<12} {place}")
     for line in _next(url, finish, again):
-        runs.say(line)
+        output.say(line)
 
 
 def _saved(finish: Finish) -> str:

@@ -12,7 +12,6 @@ import click
 from launcher import lease
 from launcher.cli import output, runs
 from launcher.rundir import RunDir
-from launcher.text import printable
 from recipes.errors import UserError
 from recipes.load import nearest
 
@@ -50,12 +49,13 @@ def command(
     With several hosts each line says whose it is.
     """
     reader = LogReader(runs.find_run(run, root), attempt=attempt, host=host, tail=tail)
-    harmless = printable if sys.stdout.isatty() else str
+    # A file gets what the host wrote, a terminal does not.
+    show = output.data if sys.stdout.isatty() else output.data_as_it_is
     for line in reader.follow(time.sleep, time.time) if follow else reader.lines():
         if as_json:
-            runs.emit_json(asdict(line), indent=None)
+            output.data_json(asdict(line), indent=None)
         else:
-            output.data(harmless(f"{line.host}: {line.text}" if reader.num_hosts > 1 else line.text))
+            show(f"{line.host}: {line.text}" if reader.num_hosts > 1 else line.text)
         if follow:
             sys.stdout.flush()
 

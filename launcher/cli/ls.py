@@ -40,14 +40,14 @@ def command(root: str, as_json: bool) -> None:
     now = time.time()
     found = read_runs(storage, now)
     if as_json:
-        runs.emit_json({"root": storage.url, "runs": [_plain(entry) for entry in found]})
+        output.data_json({"root": storage.url, "runs": [_plain(entry) for entry in found]})
     elif found:
-        output.data(runs.table(HEADER, [_row(entry, now) for entry in found]))
+        output.data(output.table([_row(entry, now) for entry in found], header=HEADER))
     else:
-        runs.say(f"no runs in {storage.url}")
+        output.say(f"no runs in {storage.url}")
     for entry in found:
         if isinstance(entry, Damaged) and not as_json:
-            runs.say(f"{entry.name}: {entry.problem}")
+            output.say(f"{entry.name}: {entry.problem}")
 
 
 def read_runs(storage: Storage, now: float) -> Sequence[RunSummary | Damaged]:
@@ -73,7 +73,7 @@ def _plain(entry: RunSummary | Damaged) -> dict[str, object]:
     return dataclasses.asdict(entry)
 
 
-def _row(entry: RunSummary | Damaged, now: float) -> runs.Row:
+def _row(entry: RunSummary | Damaged, now: float) -> output.Row:
     if isinstance(entry, Damaged):
         return (entry.name, "damaged", "-", "-", "-", "-", "-")
     seen_s = None if entry.updated_s is None else now - entry.updated_s

@@ -1,35 +1,49 @@
-"""What the user sees: data on stdout, talk on stderr.
+"""What the user sees: data on stdout, talk on stderr. Every verb writes through here.
 
 Colour is decoration only, and only on a terminal without NO_COLOR. Control characters never reach the
-terminal, whatever a file name or an override contains.
+terminal, whatever a file name, a run directory or an override contains.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
-from collections.abc import Sequence
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from typing import TextIO
 
 import click
 
+from launcher.text import printable
 from recipes.errors import UserError
+
+type Row = Sequence[str]
 
 
 def data(text: str) -> None:
-    """Prints a line of the answer."""
+    """Prints a line, or several, of the answer."""
+    _write(sys.stdout, printable(text))
+
+
+def data_as_it_is(text: str) -> None:
+    """The same for text that is harmless already, or that no terminal will see."""
     _write(sys.stdout, text)
 
 
-def data_json(value: Any) -> None:
-    """Prints the answer for machines."""
-    _write(sys.stdout, json.dumps(value, indent=2, ensure_ascii=True, allow_nan=False))
+def data_json(value: object, *, indent: int | None = 2) -> None:
+    """Prints the answer for machines: strict JSON, numbers that it does not know become null."""
+    _write(sys.stdout, json.dumps(_finite(value), indent=indent, ensure_ascii=True, allow_nan=False))
+
+
+def say(text: str) -> None:
+    """Prints what is going on, beside the answer."""
+    _write(sys.stderr, printable(text))
 
 
 def note(text: str) -> None:
     """Prints something worth knowing, beside the answer."""
-    _write(sys.stderr, f"{_label(sys.stderr, 'note:', 'yellow')} {text}")
+    _write(sys.stderr, f"{_label(sys.stderr, 'note:', 'yellow')} {printable(text)}")
 
 
 def error(message: str, hint: str = "") -> None:
@@ -43,14 +57,12 @@ def user_error(failure: UserError) -> None:
     error(failure.message, failure.hint)
 
 
-def table(rows: Sequence[Sequence[str]]) -> None:
-    """Prints rows in columns; the last column is not padded."""
-    if not rows:
-        return
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
-    for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-        data("  ".join([*cells, row[-1]]).rstrip())
+def table(rows: Sequence[Row], *, header: Row | None = None, indent: int = 0) -> str:
+    """Columns, aligned; the last one is not padded. Every cell is one harmless line."""
+    cells = [[_cell(cell) for cell in row] for row in ([header, *rows] if header else rows)]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in cells)
+    return "\n".join(f"{'':{indent}}{line}".rstrip() for line in lines)
 
 
 def use_color(stream: TextIO) -> bool:
@@ -58,9 +70,18 @@ def use_color(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def printable(text: str) -> str:
-    """``text`` with control characters, line ends apart, as escapes."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
+def _cell(text: str) -> str:
+    return printable(text).replace("\n", "\\n").replace("\t", "\\t") or "-"
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): _finite(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return value
 
 
 def _label(stream: TextIO, text: str, color: str) -> str:

@@ -8,20 +8,13 @@ from pathlib import Path
 import click
 
 from launcher.cli import output
-from launcher.cli.arguments import json_option
+from launcher.cli.arguments import json_option, recipes_option
 from launcher.recipe_path import GROUPS, Entry, entries, search_path
 
 
 @click.command("recipes")
 @click.option("--group", type=click.Choice(GROUPS), help="List the options of this group instead.")
-@click.option(
-    "--recipes",
-    "search",
-    metavar="DIR",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    help="Search DIR first.",
-)
+@recipes_option
 @json_option
 def command(group: str | None, search: Sequence[Path], as_json: bool) -> None:
     """List the recipes, or the options of a group, with what each is for."""
@@ -29,14 +22,14 @@ def command(group: str | None, search: Sequence[Path], as_json: bool) -> None:
     if as_json:
         output.data_json([_to_json(entry) for entry in found])
         return
-    output.table([(entry.name, _describe(entry)) for entry in found])
+    output.data(output.table([(entry.name, _describe(entry)) for entry in found]))
 
 
 def _describe(entry: Entry) -> str:
     """What it is for; and its file when it is not a shipped one."""
     own = "" if entry.label.startswith("recipes/") else f" [{entry.label}]"
     hidden = f" (hides {', '.join(entry.shadows)})" if entry.shadows else ""
-    return output.printable(f"{entry.comment}{own}{hidden}".strip())
+    return f"{entry.comment}{own}{hidden}".strip()
 
 
 def _to_json(entry: Entry) -> dict[str, object]:

@@ -1,9 +1,7 @@
-"""What the verbs that look at runs share: how RUN and --root are understood, and how values are shown."""
+"""What the verbs that look at runs share: how RUN and --root are understood, and how a run is shown."""
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +14,13 @@ from launcher.rundir import RunDir
 from launcher.storage import is_remote, open_storage
 from launcher.storage_types import Names
 from launcher.summary import RunState, RunSummary
-from launcher.text import one_line, printable
+from launcher.text import printable
 from recipes.contract import is_run_name
 from recipes.errors import UserError
 from recipes.load import nearest
 
 DEFAULT_ROOT = "runs"
 ROOT_VARIABLE = "MUSTER_ROOT"
-
-type Row = Sequence[str]
 
 
 def root_option[F: Callable[..., Any]](function: F) -> F:
@@ -87,36 +83,6 @@ def _suggestion(run: str, names: Sequence[str]) -> str:
     )
 
 
-def emit_json(data: object, *, indent: int | None = 1) -> None:
-    """Strict JSON on stdout: numbers that JSON does not know become null."""
-    output.data(json.dumps(_finite(data), indent=indent, allow_nan=False))
-
-
-def _finite(data: object) -> object:
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    if isinstance(data, Mapping):
-        return {str(name): _finite(value) for name, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_finite(value) for value in data]
-    return data
-
-
-def say(text: str) -> None:
-    """Talk, on stderr."""
-    click.echo(printable(text), err=True)
-
-
-def table(header: Row, rows: Sequence[Row]) -> str:
-    """Columns, aligned; the last one as long as it is. Every cell is one harmless line."""
-    cells = [list(header), *([one_line(cell) or "-" for cell in row] for row in rows)]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header) - 1)]
-    lines = (
-        [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]] for row in cells
-    )
-    return "\n".join("  ".join(line).rstrip() for line in lines)
-
-
 def number(value: float | None, form: str = ".4g") -> str:
     return "-" if value is None else format(value, form)
 
@@ -140,7 +106,7 @@ _COLOURS: Mapping[RunState, str] = {
 
 
 def heading(summary: RunSummary) -> str:
-    """One line: name, state and how far it is. Colour only where a terminal wants it."""
+    """One harmless line: name, state and how far it is. Colour only where a terminal wants it."""
     state = summary.state.value
     if output.use_color(sys.stdout):
         state = click.style(state, fg=_COLOURS.get(summary.state))

@@ -17,6 +17,7 @@ import click
 
 from launcher.cli import output
 from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
+from launcher.text import one_line
 from recipes.errors import UserError
 from recipes.load import MISSING, Key, flatten, keys, nearest, recipe_to_dict
 
@@ -82,7 +83,7 @@ def _yaml_lines(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterat
         if path.split(".", 1)[0] != section:
             section = path.split(".", 1)[0]
             yield f"{section}:"
-        yield f"{line.ljust(width)}  # {output.printable(origins[path])}"
+        yield f"{line.ljust(width)}  # {one_line(origins[path])}"
 
 
 def yaml_scalar(value: object) -> str:
@@ -103,9 +104,9 @@ def _show_key(composed: Composed, key: Key, as_json: bool) -> None:
     if as_json:
         output.data_json({**_key_to_json(key), "value": value, "origin": origin})
         return
-    rows = [("value", yaml_scalar(value)), ("from", output.printable(origin)), *_key_rows(key)]
-    output.data(f"{key.path}")
-    output.table([(f"  {name}", text) for name, text in rows])
+    rows = [("value", yaml_scalar(value)), ("from", origin), *_key_rows(key)]
+    output.data(key.path)
+    output.data(output.table(rows, indent=2))
 
 
 def _show_keys(as_json: bool) -> None:
@@ -114,7 +115,7 @@ def _show_keys(as_json: bool) -> None:
         return
     for key in keys().values():
         output.data(key.path)
-        output.table([(f"  {name}", text) for name, text in _key_rows(key)])
+        output.data(output.table(_key_rows(key), indent=2))
 
 
 def _key_rows(key: Key) -> list[tuple[str, str]]:

@@ -10,7 +10,7 @@ import click
 
 from launcher.cli import output, runs
 from launcher.summary import RunState, RunSummary, summary
-from launcher.text import printable
+from launcher.text import one_line
 
 WATCH_PERIOD_S = 2.0
 HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "REASON")
@@ -27,6 +27,7 @@ def command(run: str, root: str, as_json: bool, watch: bool) -> None:
     while True:
         seen = summary(found, time.time())
         _show(seen, as_json=as_json, watch=watch)
+        sys.stdout.flush()
         if not watch or seen.state is not RunState.RUNNING:
             return
         time.sleep(WATCH_PERIOD_S)
@@ -34,18 +35,19 @@ def command(run: str, root: str, as_json: bool, watch: bool) -> None:
 
 def _show(seen: RunSummary, *, as_json: bool, watch: bool) -> None:
     if as_json:
-        runs.emit_json(dataclasses.asdict(seen), indent=None if watch else 1)
+        output.data_json(dataclasses.asdict(seen), indent=None if watch else 2)
         return
     if watch and sys.stdout.isatty():
         click.clear()
-    output.data(runs.heading(seen) if watch and not sys.stdout.isatty() else render(seen))
+    output.data_as_it_is(runs.heading(seen))
+    if sys.stdout.isatty() or not watch:
+        output.data(_details(seen))
 
 
-def render(seen: RunSummary) -> str:
-    """The whole status as text."""
+def _details(seen: RunSummary) -> str:
+    """What follows the heading."""
     committed = "none yet" if seen.committed_step < 0 else f"step {seen.committed_step}"
     lines = [
-        runs.heading(seen),
         f"  directory   {seen.url}",
         f"  checkpoint  {committed}",
         f"  attempts    {seen.attempts}",
@@ -60,8 +62,7 @@ def render(seen: RunSummary) -> str:
         host = f"{seen.failure.host}: " if seen.failure.host else ""
         lines.append(f"  failure     {host}{seen.failure.message}")
         lines += [f"  hint        {seen.failure.hint}"] if seen.failure.hint else []
-    text = "\n".join(printable(line) if index else line for index, line in enumerate(lines))
-    return f"{text}\n\n{_host_table(seen)}" if seen.hosts else text
+    return "\n".join([*lines, *(["", _host_table(seen)] if seen.hosts else [])])
 
 
 def _speed(seen: RunSummary) -> str:
@@ -86,8 +87,8 @@ def _host_table(seen: RunSummary) -> str:
             "-" if host.step is None else str(host.step),
             runs.duration(host.age_s),
             "-" if host.exit_code is None else str(host.exit_code),
-            host.reason,
+            one_line(host.reason),
         )
         for host in seen.hosts
     ]
-    return runs.table(HOST_HEADER, rows)
+    return output.table(rows, header=HOST_HEADER)

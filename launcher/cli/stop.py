@@ -10,7 +10,7 @@ from collections.abc import Callable
 import click
 
 from launcher import lease
-from launcher.cli import runs
+from launcher.cli import output, runs
 from launcher.rundir import RunDir
 from launcher.summary import RunState, RunSummary, summary
 from recipes.contract import ExitCode
@@ -34,10 +34,10 @@ def command(run: str, root: str, timeout_s: float) -> None:
     """Stop RUN (a name, a path or a gs:// address) cleanly; launching it again resumes it."""
     found = runs.find_run(run, root)
     if stop(found, timeout_s, time.sleep, time.time):
-        runs.say(f"{_ended(summary(found, time.time()))}")
+        output.say(_ended(summary(found, time.time())))
     else:
         seen = summary(found, time.time())
-        runs.say(f"{seen.name} is not running: it is {seen.state.value}")
+        output.say(f"{seen.name} is not running: it is {seen.state.value}")
 
 
 def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Callable[[], float]) -> bool:
@@ -51,7 +51,7 @@ def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Cal
         return False
     if run.stop_request() is None:
         run.request_stop(now(), f"{_user()}@{socket.gethostname()}")
-    runs.say(f"asked {holder.holder()} to stop; waiting for its last checkpoint")
+    output.say(f"asked {holder.holder()} to stop; waiting for its last checkpoint")
     deadline_s = now() + timeout_s
     told = ""
     while lease.is_held(current := lease.read(run.storage), now()):
@@ -59,7 +59,7 @@ def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Cal
             raise _still_running(run, current or holder, timeout_s)
         if (line := _where(run)) != told:
             told = line
-            runs.say(line)
+            output.say(line)
         sleep(POLL_S)
     return True
 

@@ -19,6 +19,7 @@ from launcher.cli import output
 from launcher.cli.show import yaml_scalar
 from launcher.compose import compose
 from launcher.recipe_yaml import plain_scalar
+from recipes.errors import UserError
 from recipes.load import flatten, keys, recipe_to_dict
 
 HEAVY = ("jax", "hydra", "omegaconf", "kubernetes", "google.cloud", "rich", "numpy")
@@ -198,8 +199,42 @@ def test_output_has_no_colour_when_not_a_terminal_or_unwanted(monkeypatch: pytes
     assert not output.use_color(Terminal())
 
 
-def test_control_characters_never_reach_the_terminal() -> None:
-    assert output.printable("a\x1b[31m\u202eb\r\nc") == "a\\x1b[31m\\u202eb\\r\nc"
+HOSTILE = "a\x1b[31m\u202eb\r\nc"
+HARMLESS = "a\\x1b[31m\\u202eb\\r\nc"
+
+
+def test_control_characters_never_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output.data(HOSTILE)
+    output.say(HOSTILE)
+    output.note(HOSTILE)
+    output.user_error(UserError(HOSTILE, hint=HOSTILE))
+    captured = capsys.readouterr()
+    assert captured.out == f"{HARMLESS}\n"
+    assert captured.err == f"{HARMLESS}\nnote: {HARMLESS}\nerror: {HARMLESS}\nhint: {HARMLESS}\n"
+
+
+def test_a_table_is_one_harmless_line_a_row() -> None:
+    rows = [("run", "two  spaces"), (HOSTILE, ""), ("", "a\tb")]
+    assert output.table(rows, header=("NAME", "WHAT"), indent=1).splitlines() == [
+        " NAME                   WHAT",
+        " run                    two  spaces",
+        " a\\x1b[31m\\u202eb\\r\\nc  -",
+        " -                      a\\tb",
+    ]
+
+
+def test_json_is_strict_and_ascii(capsys: pytest.CaptureFixture[str]) -> None:
+    values = {"loss": float("nan"), "all": (float("inf"), 1.5, {"x": -float("inf")}), "name": "\u202e\x1b"}
+    output.data_json(values)
+    out = capsys.readouterr().out
+    assert json.loads(out, parse_constant=lambda name: pytest.fail(name)) == {
+        "loss": None,
+        "all": [None, 1.5, {"x": None}],
+        "name": "\u202e\x1b",
+    }
+    assert out.isascii() and "\x1b" not in out
+    output.data_json(values, indent=None)
+    assert capsys.readouterr().out.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -239,6 +274,8 @@ COMPLETIONS = [
     (["muster", ""], list(cli.VERBS)),
     (["muster", "pl"], ["plan"]),
     (["muster", "plan", "qu"], ["quickstart"]),
+    (["muster", "launch", "qu"], ["quickstart"]),
+    (["muster", "launch", "--rec"], ["--recipes"]),
     (["muster", "plan", "--js"], ["--json"]),
     (["muster", "plan", "quickstart", "model", "=", "llama"], ["llama3-405b", "llama3-70b", "llama3-8b"]),
     (["muster", "plan", "quickstart", "multislice.n"], ["multislice.num_slices="]),

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from launcher import lease
+from launcher.processes import ProcessId
 from launcher.storage import Storage as Store
 from launcher.storage import StorageError, open_storage
 
@@ -21,9 +22,9 @@ def store(tmp_path: Path) -> Store:
 
 
 def _other() -> lease.Owner:
-    return dataclasses.replace(
-        lease.this_process("muster launch"), hostname="elsewhere", machine="other/pid:[1]"
-    )
+    # A number that no process here has.
+    process = ProcessId(pid=2**22 + 1, started="other/pid:[1]/5")
+    return dataclasses.replace(lease.this_process("muster launch"), hostname="elsewhere", process=process)
 
 
 def test_a_free_run_is_taken_and_then_refused(store: Store) -> None:
@@ -44,7 +45,7 @@ def test_a_free_run_is_taken_and_then_refused(store: Store) -> None:
     ],
 )
 def test_another_machines_lease_ends_only_by_time(after_s: float, free: bool, store: Store) -> None:
-    lease.acquire(store, dataclasses.replace(_other(), pid=2**22 + 1), 100.0)
+    lease.acquire(store, _other(), 100.0)
     assert lease.is_held(lease.read(store), 100.0 + after_s) is not free
     if free:
         lease.acquire(store, lease.this_process("next"), 100.0 + after_s)
@@ -67,8 +68,9 @@ def test_a_dead_process_of_this_machine_holds_nothing(store: Store) -> None:
 
 
 def test_a_process_id_that_was_used_again_is_not_the_owner(store: Store) -> None:
-    owner = dataclasses.replace(lease.this_process("before"), start_ticks=1)
-    lease.acquire(store, owner, 100.0)
+    owner = lease.this_process("before")
+    earlier = dataclasses.replace(owner.process, started=f"{owner.process.machine}/1")
+    lease.acquire(store, dataclasses.replace(owner, process=earlier), 100.0)
     lease.acquire(store, lease.this_process("next"), 101.0)
 
 
