@@ -66,6 +66,8 @@ class RunSummary:
     """-1: no checkpoint yet."""
     loss: float | None
     eval_loss: float | None
+    eval_unigram_entropy_nats: float | None
+    """Of the held-out tokens: what a model without context reaches at best."""
     step_time_s: float | None
     tokens_per_s: float | None
     attempts: int
@@ -105,6 +107,7 @@ def summary(run: RunDir, now: float) -> RunSummary:
         committed_step=committed,
         loss=metrics.get("train/loss"),
         eval_loss=metrics.get("eval/loss"),
+        eval_unigram_entropy_nats=metrics.get("data/eval_unigram_entropy_nats"),
         step_time_s=metrics.get("perf/step_time_s"),
         tokens_per_s=metrics.get("perf/tokens_per_s"),
         attempts=len(attempts),

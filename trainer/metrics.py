@@ -2,7 +2,8 @@
 
 Values of a step are fetched while later steps already run; only process 0 writes. Names:
 ``train/loss`` (nats per token), ``train/grad_norm``, ``train/learning_rate``, ``eval/loss``,
-``perf/step_time_s``, ``perf/tokens_per_s``, ``perf/tokens_per_s_per_chip``, ``perf/mfu``.
+``perf/step_time_s``, ``perf/tokens_per_s``, ``perf/tokens_per_s_per_chip``, ``perf/mfu``; and once an
+attempt ``data/eval_unigram_entropy_nats``, what ``eval/loss`` is to be compared with.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ class Reporter:
         self._writer = _Writer(self._directory / METRICS_DIR, context) if context.process_id == 0 else None
         self._phase, self._step, self._committed_step = Phase.STARTING, 0, -1
         self._newest: dict[str, float] = {}
+        self._about_data: dict[str, float] = {}
         self._window: tuple[int, float] | None = None
         self._written_s = -math.inf
 
@@ -58,6 +60,11 @@ class Reporter:
         """Says what comes next; written at once."""
         self._phase = phase
         self._write_progress()
+
+    def describe_data(self, *, eval_unigram_entropy_nats: float | None) -> None:
+        """What is known of the data; written with the first metrics of this attempt."""
+        if eval_unigram_entropy_nats is not None:
+            self._about_data = {"data/eval_unigram_entropy_nats": eval_unigram_entropy_nats}
 
     def resumed(self, step: int, committed_step: int) -> None:
         """``step`` optimizer steps are already done, ``committed_step`` (-1: none) of them saved."""
@@ -136,6 +143,8 @@ class Reporter:
         return speed
 
     def _write(self, step: int, values: Mapping[str, float]) -> None:
+        values = {**self._about_data, **values}
+        self._about_data = {}
         self._newest.update(values)
         if self._writer is not None:
             self._writer.write(step, self._now(), values)

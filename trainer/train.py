@@ -33,6 +33,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
     what the user can mend; the runtime's own errors pass through (see :mod:`trainer.exits`).
     """
     data = open_data(recipe, cache_dir=cache_dir() / "data")
+    reporter.describe_data(eval_unigram_entropy_nats=data.eval_unigram_entropy_nats)
     reporter.phase(Phase.CONNECTING)
     configure_platform(recipe, context.num_processes)
     connect(context, peer_timeout_s=recipe.run.peer_timeout_s)

@@ -8,15 +8,14 @@ import os
 import shlex
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import click
 
 from launcher.backends.local import LocalBackend, LocalShape
-from launcher.cli import output
+from launcher.cli import output, runs
 from launcher.cli.arguments import compose_recipe, recipe_arguments
 from launcher.display import open_display
 from launcher.lease_keeper import LeaseKeeper
@@ -25,6 +24,7 @@ from launcher.plan import Plan, make_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, committed_step, create_or_open
 from launcher.storage import StorageError, open_storage
+from launcher.summary import RunSummary, summary
 from launcher.supervise import Asked, Finish, Supervisor
 from recipes.contract import ExitCode, RunPath, attempt_path
 from recipes.errors import UserError
@@ -152,20 +152,25 @@ def _stop_signals() -> Iterator[Asked]:
 
 
 def _report(plan: Plan, finish: Finish, *, again: str, as_json: bool) -> None:
-    url = open_storage(plan.run_dir).url
+    url, learned = open_storage(plan.run_dir).url, None
+    # A store that is away must not hide how the run ended.
+    with contextlib.suppress(StorageError):
+        learned = summary(RunDir(open_storage(plan.run_dir)), time.time())
     places = {
         "checkpoints": f"{url}/{RunPath.CHECKPOINTS}",
         "metrics": f"{url}/{RunPath.METRICS}",
         "logs": f"{url}/{attempt_path(finish.attempt)}/logs",
     }
     if as_json:
-        output.data_json(_summary(plan, finish, url, places))
+        output.data_json(_to_json(plan, finish, learned, {"directory": url, **places}))
     if finish.exit_code == ExitCode.COMPLETE:
         output.say(f"{plan.run_name}: {finish.reason}, {plan.batch.num_steps} steps")
     elif finish.exit_code == ExitCode.PREEMPTED:
         output.say(f"{plan.run_name}: {finish.reason}; {_saved(finish)}")
     else:
         output.error(f"{plan.run_name}: {finish.reason}", finish.hint)
+    if learned and (losses := runs.learned(learned)):
+        output.say(f"  {losses}")
     for name, place in places.items():
         output.say(f"  {name:<12} {place}")
     for line in _next(url, finish, again):
@@ -189,10 +194,11 @@ def _next(url: str, finish: Finish, again: str) -> Sequence[str]:
     return [f"  read log     muster logs {address}{host}", *lines[:1], f"resume with: {again}"]
 
 
-def _summary(plan: Plan, finish: Finish, url: str, places: dict[str, str]) -> dict[str, Any]:
+def _to_json(
+    plan: Plan, finish: Finish, learned: RunSummary | None, places: Mapping[str, str]
+) -> dict[str, object]:
     return {
         "run": plan.run_name,
-        "directory": url,
         "exit_code": int(finish.exit_code),
         "outcome": finish.exit_code.name.lower(),
         "reason": finish.reason,
@@ -201,5 +207,8 @@ def _summary(plan: Plan, finish: Finish, url: str, places: dict[str, str]) -> di
         "attempt": finish.attempt,
         "num_attempts": finish.num_attempts,
         "committed_step": finish.committed_step,
+        "loss": learned.loss if learned else None,
+        "eval_loss": learned.eval_loss if learned else None,
+        "eval_unigram_entropy_nats": learned.eval_unigram_entropy_nats if learned else None,
         **places,
     }

@@ -111,3 +111,15 @@ def heading(summary: RunSummary) -> str:
     if output.use_color(sys.stdout):
         state = click.style(state, fg=_COLOURS.get(summary.state))
     return f"{printable(summary.name)}: {state}, step {summary.step} of {summary.num_steps}"
+
+
+def learned(summary: RunSummary) -> str:
+    """The newest losses, with what the held-out one is to be compared with; empty before there are any."""
+    parts = []
+    if summary.eval_loss is not None:
+        entropy = summary.eval_unigram_entropy_nats
+        beside = "" if entropy is None else f" (unigram entropy {entropy:.2f})"
+        parts.append(f"held-out loss {summary.eval_loss:.2f} nats per token{beside}")
+    if summary.loss is not None:
+        parts.append(f"train loss {summary.loss:.2f}")
+    return ", ".join(parts)

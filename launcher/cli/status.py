@@ -54,8 +54,10 @@ def _details(seen: RunSummary) -> str:
     ]
     if seen.holder:
         lines.append(f"  held by     {seen.holder}")
+    if losses := runs.learned(seen):
+        lines.append(f"  learned     {losses}")
     if speed := _speed(seen):
-        lines.append(f"  newest      {speed}")
+        lines.append(f"  speed       {speed}")
     if seen.logs:
         lines.append(f"  logs        {seen.logs}")
     if seen.failure:
@@ -67,8 +69,6 @@ def _details(seen: RunSummary) -> str:
 
 def _speed(seen: RunSummary) -> str:
     parts = [
-        ("loss {}", seen.loss, ".4f"),
-        ("held-out {}", seen.eval_loss, ".4f"),
         ("{} s a step", seen.step_time_s, ".4g"),
         ("{} tokens/s", seen.tokens_per_s, ",.0f"),
     ]

@@ -37,6 +37,9 @@ def test_a_run_completes_and_says_where_everything_is(tmp_path: Path) -> None:
     assert code == 0, err
     summary = json.loads(out)
     assert (summary["outcome"], summary["committed_step"], summary["num_attempts"]) == ("complete", 60, 1)
+    assert (summary["loss"], summary["eval_loss"], summary["eval_unigram_entropy_nats"]) == (1.0, 2.0, 3.2188)
+    learned = "held-out loss 2.00 nats per token (unigram entropy 3.22), train loss 1.00"
+    assert f"  {learned}\n" in err
     for place in ("checkpoints", "metrics", "logs"):
         assert Path(summary[place]).is_dir()
         assert summary[place] in err
@@ -53,6 +56,7 @@ def test_a_run_completes_and_says_where_everything_is(tmp_path: Path) -> None:
         code, _, err = again.finish()
     assert code == 0
     assert "complete already" in err
+    assert learned in err
     assert len(again.run.attempts()) == 1
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from launcher import lease
 from launcher.cli import main
 from launcher.cli.logs import LogReader
+from launcher.cli.runs import learned
 from launcher.cli.stop import stop
 from launcher.ledger import AttemptEnd
 from launcher.rundir import RunDir
+from launcher.summary import summary
 from launcher.text import one_line, printable
 from recipes.errors import UserError
 from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
@@ -74,10 +77,36 @@ def test_status_shows_failure_hosts_and_logs(tmp_path: Path, capsys: pytest.Capt
         "step 5",
         "s1-h0: out of memory",
         "lower the batch",
+        "train loss 2.50",
+        "0.5 s a step",
         f"{run.url}/attempts/0001/logs",
         "training",
     ):
         assert expected in out
+
+
+@pytest.mark.parametrize(
+    ("loss", "eval_loss", "entropy", "text"),
+    [
+        (None, None, None, ""),
+        (None, None, 3.22, ""),
+        (2.5, None, 3.22, "train loss 2.50"),
+        (2.5, 1.8, None, "held-out loss 1.80 nats per token, train loss 2.50"),
+        (
+            1.746,
+            1.8,
+            3.2188,
+            "held-out loss 1.80 nats per token (unigram entropy 3.22), train loss 1.75",
+        ),
+    ],
+)
+def test_what_was_learned(
+    loss: float | None, eval_loss: float | None, entropy: float | None, text: str, tmp_path: Path
+) -> None:
+    seen = dataclasses.replace(
+        summary(make_run(tmp_path), 1.0), loss=loss, eval_loss=eval_loss, eval_unigram_entropy_nats=entropy
+    )
+    assert learned(seen) == text
 
 
 @pytest.mark.parametrize(

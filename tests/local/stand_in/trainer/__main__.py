@@ -105,7 +105,7 @@ class StandIn:
             "num_steps": self.num_steps,
             "committed_step": self.saved,
             "time_s": time.time(),
-            "metrics": {"train/loss": 5.0 / (1 + step), "perf/tokens_per_s": 1000.0} if step else {},
+            "metrics": metrics(step) if step else {},
         }
         temporary = self.scratch / f"{PROGRESS_FILE}.tmp"
         temporary.write_text(json.dumps(body))
@@ -137,6 +137,15 @@ class StandIn:
         except BlockingIOError:
             (run / "TWO-WRITERS").touch()
             os._exit(1)
+
+
+def metrics(step: int) -> dict[str, float]:
+    return {
+        "train/loss": 61.0 / (1 + step),
+        "eval/loss": 122.0 / (1 + step),
+        "data/eval_unigram_entropy_nats": 3.2188,
+        "perf/tokens_per_s": 1000.0,
+    }
 
 
 def main() -> int:
