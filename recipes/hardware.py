@@ -109,8 +109,21 @@ def slice_shape(hardware: HardwareConfig) -> SliceShape:
 
 def _parse(text: str, chip: Generation) -> tuple[int, ...]:
     if _TOPOLOGY.fullmatch(text) is None:
-        raise ValueError(f"is not a topology; give {_example(chip)}")
+        raise ValueError(_alias_meaning(text) or f"is not a topology; give {_example(chip)}")
     return tuple(map(int, text.split("x")))
+
+
+def _alias_meaning(text: str) -> str | None:
+    """What to write instead of a name that other tools use; None when no tool does."""
+    try:
+        meanings = expand_alias(text)
+    except ValueError:
+        return None
+    tools: dict[str, list[str]] = {}
+    for meaning in meanings:
+        tools.setdefault(meaning.overrides, []).append(meaning.tool)
+    ways = [f"{overrides} (as in {', '.join(names)})" for overrides, names in tools.items()]
+    return f"is a name of other tools, not a topology; use {' or '.join(ways)}"
 
 
 def _example(chip: Generation) -> str:

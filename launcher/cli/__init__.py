@@ -23,6 +23,7 @@ from recipes.errors import UserError
 VERBS = {
     "recipes": "List the recipes, or the options of a group.",
     "show": "Show a recipe's values and where each comes from.",
+    "hardware": "List TPU generations and slices; explain an alias such as v6e-8.",
     "plan": "Show what a launch would do, touching nothing.",
     "launch": "Run a recipe to its end, or resume it.",
     "ls": "List the runs.",

@@ -146,7 +146,7 @@ def test_only_multi_host_tpu7x_needs_a_workload_policy() -> None:
         ("v5p", "4x4", None, "use 2x2x4"),
         ("v5p", "0x4x4", None, "for example 4x4x8"),
         ("v5p", "4X4X4", None, "for example 4x4x8"),
-        ("v5p", "v5p-128", None, "for example 4x4x8"),
+        ("v5p", "v5p-128", None, "use hardware.generation=v5p hardware.topology=4x4x4"),
         ("v5e", "", None, "for example 8x16"),
         ("v6e", "\u0664x\u0664", None, "for example 8x16"),
         ("cpu", "8", None, "for example 1x4"),
