@@ -103,7 +103,12 @@ def read_record[T](storage: Storage, path: str, cls: type[T]) -> T:
 
 def decode[T](data: bytes, cls: type[T], where: str) -> T:
     """Bytes of JSON as ``cls``, strictly."""
-    record = _typed(parse_json(data, where), cls)
+    return from_plain(parse_json(data, where), cls, where)
+
+
+def from_plain[T](data: object, cls: type[T], where: str) -> T:
+    """Plain data as ``cls``, strictly."""
+    record = _typed(data, cls)
     if isinstance(record, _Mismatch):
         raise _damaged(where, str(record))
     return typing.cast(T, record)

@@ -8,6 +8,7 @@ See docs/run-directory.md for each object.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from launcher import lease, ledger
 from launcher.ledger import AttemptEnd, AttemptStart, Heartbeat, HostRecord, StopRequest
 from launcher.storage_types import Exists, NotFound, Storage, StorageError
 from launcher.text import one_line
-from recipes.contract import SCHEMA_VERSION, RunPath, attempt_path, heartbeat_path
+from recipes.contract import RECIPE_HEADER, SCHEMA_VERSION, Fork, RunPath, attempt_path, heartbeat_path
 from recipes.errors import UserError
 from recipes.fingerprint import Change, changes, fingerprint
 from recipes.load import recipe_from_dict, recipe_to_dict
@@ -26,8 +27,6 @@ from recipes.schema import Effect, Recipe
 
 COMMIT_MARKER = "commit_success.txt"
 """What Orbax writes into a checkpoint last; a step without it does not count."""
-
-_HEADER = "muster"
 
 
 class RunDir:
@@ -47,6 +46,12 @@ class RunDir:
     def recipe(self) -> Recipe:
         """The recipe that the run was created with."""
         return read_recipe(self.storage, RunPath.RECIPE)
+
+    def fork(self) -> Fork | None:
+        """Which checkpoint of another run it began with; None when it is no fork."""
+        header, _ = _read_document(self.storage, RunPath.RECIPE)
+        where = f"{self.url}/{RunPath.RECIPE}"
+        return ledger.from_plain(header["fork"], Fork, where) if "fork" in header else None
 
     def lock(self) -> Mapping[str, Any]:
         """What the run was started from; empty when its launcher died before writing it."""
@@ -176,36 +181,50 @@ class Opened:
     """Safe differences of the new recipe from the run's; empty for a new run."""
 
 
-def create_or_open(storage: Storage, recipe: Recipe, lock: Mapping[str, Any]) -> Opened:
+def create_or_open(
+    storage: Storage, recipe: Recipe, lock: Mapping[str, Any], *, fork: Fork | None = None
+) -> Opened:
     """Makes the run, or opens it when it is the same experiment.
 
     Args:
       storage: the run directory.
       recipe: what is to run now.
       lock: see :func:`launcher.provenance.lock_info`.
+      fork: what a new run begins with (see :mod:`launcher.fork`); an existing one is then refused.
 
     Raises:
       UserError: another experiment is there; the message names every key that differs.
     """
     run = RunDir(storage)
     try:
-        storage.create(RunPath.RECIPE, encode_recipe(recipe))
+        storage.create(RunPath.RECIPE, encode_recipe(recipe, fork))
         created = True
     except Exists:
-        created = False
+        if fork is not None:
+            raise _exists_already(storage.url, recipe.run_name) from None
+        created, fork = False, run.fork()
     found = () if created else changes(run.recipe(), recipe)
     if any(change.effect is Effect.EXPERIMENT for change in found):
         raise _another_experiment(storage.url, found)
     # Also after a launcher that died between the two writes: nothing has run yet, so this is the truth.
     with contextlib.suppress(Exists):
         storage.create(RunPath.LOCK, ledger.encode(dict(lock)))
+    if fork is not None:
+        with contextlib.suppress(Exists):
+            storage.create(RunPath.FORK, ledger.encode(fork))
     return Opened(run=run, created=created, changes=tuple(found))
 
 
-def encode_recipe(recipe: Recipe) -> bytes:
-    """``recipe.yaml``: the schema's keys under a header with version and fingerprint."""
-    header = {_HEADER: {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint(recipe)}}
-    text = yaml.safe_dump({**header, **recipe_to_dict(recipe)}, sort_keys=False, allow_unicode=False)
+def encode_recipe(recipe: Recipe, fork: Fork | None = None) -> bytes:
+    """``recipe.yaml``: the schema's keys under a header with version, fingerprint and, in a fork, its source.
+
+    The source is in this one object so that no kill leaves a fork that would start from scratch.
+    """
+    header: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "fingerprint": fingerprint(recipe)}
+    if fork is not None:
+        header["fork"] = {**dataclasses.asdict(fork), "changed_keys": list(fork.changed_keys)}
+    document = {RECIPE_HEADER: header, **recipe_to_dict(recipe)}
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
     return text.encode()
 
 
@@ -217,19 +236,7 @@ def read_recipe(storage: Storage, path: str) -> Recipe:
       UserError: it is damaged, edited by hand, or of a newer version; the message names it.
     """
     where = f"{storage.url}/{path}"
-    try:
-        data = yaml.safe_load(storage.read(path))
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise StorageError(
-            f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"
-        ) from error
-    header = data.pop(_HEADER, None) if isinstance(data, dict) else None
-    if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
-        raise StorageError(f"{where} has no {_HEADER} header", hint="it was not written by Muster")
-    if header["schema_version"] > SCHEMA_VERSION:
-        raise StorageError(
-            f"{where} was written by a newer Muster", hint="upgrade: pip install -U muster-tpu"
-        )
+    header, data = _read_document(storage, path)
     try:
         recipe = recipe_from_dict(data)
     except UserError as error:
@@ -240,6 +247,25 @@ def read_recipe(storage: Storage, path: str) -> Recipe:
             hint="undo the edit; to change a key, launch with an override",
         )
     return recipe
+
+
+def _read_document(storage: Storage, path: str) -> tuple[Mapping[str, Any], object]:
+    """A recipe's header and the rest of it."""
+    where = f"{storage.url}/{path}"
+    try:
+        data = yaml.safe_load(storage.read(path))
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise StorageError(
+            f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"
+        ) from error
+    header = data.pop(RECIPE_HEADER, None) if isinstance(data, dict) else None
+    if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
+        raise StorageError(f"{where} has no {RECIPE_HEADER} header", hint="it was not written by Muster")
+    if header["schema_version"] > SCHEMA_VERSION:
+        raise StorageError(
+            f"{where} was written by a newer Muster", hint="upgrade: pip install -U muster-tpu"
+        )
+    return header, data
 
 
 def committed_step(storage: Storage) -> int:
@@ -268,4 +294,11 @@ def _another_experiment(where: str, found: Sequence[Change]) -> UserError:
     return UserError(
         f"{where} holds another experiment; what differs:\n" + "\n".join(lines),
         hint="choose another name with run.name=NEW, or start NEW from this run's checkpoint with --fork NEW",
+    )
+
+
+def _exists_already(where: str, name: str) -> UserError:
+    return UserError(
+        f"{where} exists already, and a fork is a new run",
+        hint=f"to resume it, give run.name={name} and no --fork; or choose another name",
     )

@@ -218,8 +218,7 @@ class Supervisor:
     def _attempt(self, hosts: Sequence[str], lock: Mapping[str, Any]) -> tuple[int, AttemptOutcome, bool]:
         before = committed_step(self._run.storage)
         number = self._run.next_attempt(time.time(), recipe=self._recipe, hosts=hosts, lock=lock)
-        start = "from the beginning" if before < 0 else f"from step {before}"
-        self._watcher.say(f"attempt {number}: {len(hosts)} hosts, {start}")
+        self._watcher.say(f"attempt {number}: {len(hosts)} hosts, from {self._start(before)}")
         outcome = self._see_through(number, self._backend.begin(number))
         after = committed_step(self._run.storage)
         end = AttemptEnd(
@@ -233,6 +232,12 @@ class Supervisor:
         )
         self._run.write_attempt_end(number, end)
         return number, outcome, after > before
+
+    def _start(self, committed: int) -> str:
+        if committed >= 0:
+            return f"step {committed}"
+        fork = self._run.fork()
+        return f"step {fork.step} of {fork.source_run}" if fork else "the beginning"
 
     def _see_through(self, number: int, attempt: Attempt) -> AttemptOutcome:
         heeded = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -136,6 +136,8 @@ class RunPath(enum.StrEnum):
     """Resolved recipe with its fingerprint; written once."""
     LOCK = "lock.json"
     """What the run was started from: code, versions, plan."""
+    FORK = "fork.json"
+    """Which checkpoint of another run this one begins with; only in forks."""
     LEASE = "lease.json"
     """Who may act on this run now."""
     STOP = "stop.json"
@@ -208,3 +210,18 @@ class Failure:
     message: str
     hint: str
     time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fork:
+    """Where a run begins that continues another one with changes: the body of RunPath.FORK."""
+
+    source_url: str
+    """Run directory of the other run; read, never written to."""
+    source_run: str
+    step: int
+    """Of the checkpoint that it begins with."""
+    source_fingerprint: str
+    """Recipe fingerprint of the other run."""
+    changed_keys: Sequence[str]
+    """What differs between the two recipes."""

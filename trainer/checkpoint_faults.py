@@ -9,9 +9,11 @@ from __future__ import annotations
 import json
 import re
 import traceback
+from collections.abc import Callable
 
 from recipes.contract import ExitCode
 from recipes.errors import UserError
+from trainer.coordination import Peers
 from trainer.integrity import Damaged
 
 _FULL = re.compile("no space left|enospc|disk quota exceeded|edquot|file too large|efbig")
@@ -79,6 +81,27 @@ def reading_fault(error: Exception, doing: str) -> UserError | Damaged:
     if isinstance(error, (UserError, Damaged)):
         return error
     return user_error(error, doing) or Damaged(f"{doing}: {_first_line(error)}")
+
+
+def on_first(peers: Peers, label: str, do: Callable[[], str], *, doing: str) -> str:
+    """What ``do`` gives on process 0, on all of them; its error is an error on all of them."""
+    answer = None
+    if peers.rank == 0:
+        try:
+            answer = json.dumps([do(), ""])
+        except Exception as error:  # the others wait for an answer, whatever happened
+            answer = json.dumps(["", encode(certain_user_error(error, doing))])
+    text, problem = json.loads(peers.share(label, answer))
+    if problem:
+        raise decode(problem)
+    return str(text)
+
+
+def agree(peers: Peers, label: str, problem: str) -> None:
+    """Raise on every process what any process reports, as :func:`encode` gave it; empty for nothing."""
+    for report in peers.gather(label, problem):
+        if report:
+            raise decode(report)
 
 
 def _first_line(error: BaseException) -> str:

@@ -81,6 +81,13 @@ class CheckpointStore:
     def read_manifest(self, step: int) -> str:
         return str((self.path(step) / MANIFEST_ITEM / _MANIFEST_FILE).read_text())
 
+    def read_fork(self) -> str:
+        """What the launcher wrote about the run that this one begins from; empty when there is none."""
+        try:
+            return str((self._run_dir / RunPath.FORK).read_text())
+        except FileNotFoundError:
+            return ""
+
     def remove(self, step: int) -> None:
         """Delete a step; the commit file goes first, so that half a deletion is not a checkpoint."""
         (self.path(step) / COMMIT_FILE).unlink()

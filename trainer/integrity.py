@@ -34,6 +34,18 @@ def named_leaves(tree: Any) -> dict[str, Any]:
     return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
+def nested(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain nested dicts by path: what is saved does not depend on the classes of the state."""
+    root: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        *folders, name = path.split("/")
+        folder = root
+        for key in folders:
+            folder = folder.setdefault(key, {})
+        folder[name] = leaf
+    return root
+
+
 @jax.jit
 def _fingerprint(array: jax.Array) -> jax.Array:
     """One uint32 for an array, computed where the array is.

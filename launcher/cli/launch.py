@@ -18,6 +18,7 @@ from launcher.backends.local import LocalBackend, LocalShape
 from launcher.cli import output, runs
 from launcher.cli.arguments import compose_recipe, recipe_arguments
 from launcher.display import open_display
+from launcher.fork import find_fork, renamed
 from launcher.lease_keeper import LeaseKeeper
 from launcher.lookout import Lookout
 from launcher.plan import Plan, make_plan
@@ -26,7 +27,7 @@ from launcher.rundir import RunDir, committed_step, create_or_open
 from launcher.storage import StorageError, open_storage
 from launcher.summary import RunSummary, summary
 from launcher.supervise import Asked, Finish, Supervisor
-from recipes.contract import ExitCode, RunPath, attempt_path
+from recipes.contract import ExitCode, Fork, RunPath, attempt_path
 from recipes.errors import UserError
 from recipes.schema import Recipe
 
@@ -35,6 +36,7 @@ STOP_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHU
 
 @click.command()
 @recipe_arguments()
+@click.option("--fork", "fork_name", metavar="NEW", help="Start run NEW from this run's newest checkpoint.")
 @click.option("--no-restart", is_flag=True, help="End with the first attempt, however it ends.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
 @click.option("--json", "as_json", is_flag=True, help="How it ended, as JSON on stdout.")
@@ -42,6 +44,7 @@ def command(
     recipe: str,
     overrides: Sequence[str],
     search: Sequence[Path],
+    fork_name: str | None,
     no_restart: bool,
     dry_run: bool,
     as_json: bool,
@@ -51,6 +54,13 @@ def command(
     Ctrl-C once saves and stops; launching again goes on from there.
     """
     resolved = compose_recipe(recipe, overrides, search).recipe
+    fork = None
+    if fork_name is not None:
+        fork, resolved = find_fork(resolved, fork_name), renamed(resolved, fork_name)
+        overrides = [
+            *(text for text in overrides if not text.startswith("run.name=")),
+            f"run.name={fork_name}",
+        ]
     plan = make_plan(resolved)
     if dry_run:
         output.data(plan.to_json().rstrip("\n"))
@@ -58,7 +68,7 @@ def command(
     _check_target(resolved)
     searched = [word for folder in search for word in ("--recipes", str(folder))]
     again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
-    finish = launch(resolved, plan, restart_allowed=not no_restart, what=again)
+    finish = launch(resolved, plan, restart_allowed=not no_restart, what=again, fork=fork)
     # The terminal may be gone; the exit code must not be lost with it.
     with contextlib.suppress(OSError):
         _report(plan, finish, again=again, as_json=as_json)
@@ -74,7 +84,9 @@ def _check_target(recipe: Recipe) -> None:
         )
 
 
-def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> Finish:
+def launch(
+    recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str, fork: Fork | None = None
+) -> Finish:
     """Runs attempts of a local run until it is complete, stopped or beyond help.
 
     Raises:
@@ -82,7 +94,7 @@ def launch(recipe: Recipe, plan: Plan, *, restart_allowed: bool, what: str) -> F
     """
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     lock = lock_info(plan_sha256=digest, folder=Path.cwd())
-    opened = create_or_open(open_storage(recipe.run_dir), recipe, lock)
+    opened = create_or_open(open_storage(recipe.run_dir), recipe, lock, fork=fork)
     for change in opened.changes:
         output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
     run = opened.run
