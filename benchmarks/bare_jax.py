@@ -2,7 +2,8 @@
 
 Nothing of Muster but the recipe's numbers: no NNX, no input pipeline, no metrics, no checkpoints.
 Also the reference that the trainer's decoder is tested against. One process, weights divided over
-all devices (FSDP) as a hand-written script would.
+all devices (FSDP) as a hand-written script would. ``python -m benchmarks.bare_jax RECIPE.yaml`` trains
+for the recipe's steps and prints the seconds of each as JSON.
 
 Legend: b batch, t position, s key position, d embed, n query head, k key/value head, h head width,
 g query heads of a key/value head, f MLP width, v vocabulary, l layer.
@@ -11,16 +12,22 @@ g query heads of a key/value head, f MLP width, v vocabulary, l layer.
 from __future__ import annotations
 
 import functools
+import json
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import yaml
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from recipes.schema import ModelConfig, Recipe
+from recipes.load import recipe_from_dict
+from recipes.schema import ModelConfig, OptimizerConfig, Recipe
 
 Weights = dict[str, jax.Array]
 
@@ -55,14 +62,19 @@ def layer(config: ModelConfig, x: jax.Array, w: Weights) -> jax.Array:
     return x + (jax.nn.silu(y @ w["gate"]) * (y @ w["up"])) @ w["down"]
 
 
-def forward(config: ModelConfig, weights: dict[str, Any], tokens: jax.Array) -> jax.Array:
-    """Logits (b, t, v) in float32."""
+def forward(
+    config: ModelConfig,
+    weights: dict[str, Any],
+    tokens: jax.Array,
+    by_row: Callable[[jax.Array], jax.Array] = lambda x: x,
+) -> jax.Array:
+    """Logits (b, t, v) in float32; ``by_row`` keeps activations divided as the batch is."""
     dtype = jnp.dtype(config.compute_dtype)
-    x = weights["embedding"].astype(dtype)[tokens]
-    x, _ = jax.lax.scan(lambda x, w: (layer(config, x, w), None), x, weights["layers"])
+    x = by_row(weights["embedding"].astype(dtype)[tokens])
+    x, _ = jax.lax.scan(lambda x, w: (by_row(layer(config, x, w)), None), x, weights["layers"])
     x = norm(x, weights["final_norm"], config.norm_epsilon)
     output = weights["embedding"].T if config.tie_embeddings else weights["output"]
-    return jnp.einsum("btd,dv->btv", x, output.astype(dtype), preferred_element_type=jnp.float32)
+    return by_row(jnp.einsum("btd,dv->btv", x, output.astype(dtype), preferred_element_type=jnp.float32))
 
 
 def weights_of(params: dict[str, Any]) -> dict[str, Any]:
@@ -102,17 +114,28 @@ def new_weights(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
     return weights
 
 
-def step_times(recipe: Recipe, num_steps: int) -> list[float]:
-    """Seconds of each of ``num_steps`` steps after compilation; one sync per step, as by hand."""
-    train, o = recipe.train, recipe.optimizer
+def make_optimizer(o: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
+    """AdamW, warm-up and cosine, clipping; norms are not decayed."""
+    end_value = o.learning_rate * o.final_learning_rate_fraction
+    rate = optax.warmup_cosine_decay_schedule(0.0, o.learning_rate, o.warmup_steps, num_steps, end_value)
+
+    def decayed(weights: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: "norm" not in path[-1].key, weights)
+
+    adamw = optax.adamw(rate, o.b1, o.b2, o.epsilon, weight_decay=o.weight_decay, mask=decayed)
+    return adamw if o.clip_norm is None else optax.chain(optax.clip_by_global_norm(o.clip_norm), adamw)
+
+
+def step_times(recipe: Recipe) -> list[float]:
+    """Seconds between the ends of steps; each loss is read while the next step runs."""
+    train = recipe.train
     mesh = Mesh(np.array(jax.devices()), ("fsdp",), axis_types=(AxisType.Auto,))
-    optimizer = optax.chain(
-        optax.clip_by_global_norm(o.clip_norm or 1.0),
-        optax.adamw(o.learning_rate, o.b1, o.b2, o.epsilon, weight_decay=o.weight_decay),
-    )
+    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
+    optimizer = make_optimizer(recipe.optimizer, train.num_steps)
 
     def loss(weights: dict[str, Any], tokens: jax.Array) -> jax.Array:
-        logits = forward(recipe.model, weights, tokens[:, :-1])
+        by_row = lambda x: jax.lax.with_sharding_constraint(x, rows)  # noqa: E731
+        logits = forward(recipe.model, weights, tokens[:, :-1], by_row)
         value: jax.Array = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean()
         return value
 
@@ -123,24 +146,33 @@ def step_times(recipe: Recipe, num_steps: int) -> list[float]:
         return optax.apply_updates(weights, updates), opt_state, value
 
     def placed(leaf: jax.Array) -> jax.Array:
-        """Divides the first dimension that the devices divide."""
+        """Divides the embed dimension, or else the first that the devices divide."""
+        sizes = [size if size % mesh.size == 0 else 0 for size in leaf.shape]
         spec: list[str | None] = [None] * leaf.ndim
-        whole = [i for i, size in enumerate(leaf.shape) if size % mesh.size == 0]
-        if whole:
-            spec[whole[0]] = "fsdp"
+        if any(sizes):
+            spec[sizes.index(recipe.model.embed_dim) if recipe.model.embed_dim in sizes else 0] = "fsdp"
         divided: jax.Array = jax.device_put(leaf, NamedSharding(mesh, PartitionSpec(*spec)))
         return divided
 
-    weights = jax.tree.map(placed, new_weights(recipe.model, jax.random.key(0)))
+    weights = jax.tree.map(placed, new_weights(recipe.model, jax.random.key(train.seed)))
     opt_state = jax.tree.map(placed, optimizer.init(weights))
     shape = (train.global_batch_size, train.sequence_length + 1)
     batches = np.random.default_rng(0).integers(recipe.model.vocab_size, size=(8, *shape), dtype=np.int32)
-    rows = NamedSharding(mesh, PartitionSpec("fsdp"))
-    times_s = []
-    for index in range(num_steps + 2):
-        start_s = time.perf_counter()
-        tokens = jax.device_put(batches[index % 8], rows)
-        weights, opt_state, value = step(weights, opt_state, tokens)
-        value.block_until_ready()
-        times_s.append(time.perf_counter() - start_s)
-    return times_s[2:]
+    ends_s: list[float] = []
+    previous: jax.Array | None = None
+    for index in range(train.num_steps):
+        weights, opt_state, value = step(weights, opt_state, jax.device_put(batches[index % 8], rows))
+        if previous is not None:
+            float(previous)
+            ends_s.append(time.perf_counter())
+        previous = value
+    return np.diff(ends_s).tolist()
+
+
+def main() -> None:
+    recipe = recipe_from_dict(yaml.safe_load(Path(sys.argv[1]).read_text()))
+    json.dump(step_times(recipe), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
