@@ -19,6 +19,7 @@ from launcher.cli import output, runs
 from launcher.cli.arguments import compose_recipe, recipe_arguments
 from launcher.display import open_display
 from launcher.fork import find_fork, renamed
+from launcher.inputs import check_inputs
 from launcher.lease_keeper import LeaseKeeper
 from launcher.lookout import Lookout
 from launcher.plan import Plan, make_plan
@@ -66,6 +67,7 @@ def command(
         output.data(plan.to_json().rstrip("\n"))
         return
     _check_target(resolved)
+    check_inputs(resolved)
     searched = [word for folder in search for word in ("--recipes", str(folder))]
     again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
     finish = launch(resolved, plan, restart_allowed=not no_restart, what=again, fork=fork)
@@ -203,7 +205,9 @@ def _next(url: str, finish: Finish, again: str) -> Sequence[str]:
     if finish.exit_code == ExitCode.COMPLETE:
         return lines
     host = f" --host {finish.host}" if finish.host and finish.exit_code != ExitCode.PREEMPTED else ""
-    return [f"  read log     muster logs {address}{host}", *lines[:1], f"resume with: {again}"]
+    users_turn = finish.exit_code in (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT)
+    then = "once that is mended" if users_turn else "resume with"
+    return [f"  read log     muster logs {address}{host}", *lines[:1], f"{then}: {again}"]
 
 
 def _to_json(
