@@ -205,7 +205,7 @@ def create_or_open(
         created, fork = False, run.fork()
     found = () if created else changes(run.recipe(), recipe)
     if any(change.effect is Effect.EXPERIMENT for change in found):
-        raise _another_experiment(storage.url, found)
+        raise _another_experiment(storage, found)
     # Also after a launcher that died between the two writes: nothing has run yet, so this is the truth.
     with contextlib.suppress(Exists):
         storage.create(RunPath.LOCK, ledger.encode(dict(lock)))
@@ -286,14 +286,20 @@ def host_order(host: str) -> tuple[int, int, str]:
     return 2**31, 0, host
 
 
-def _another_experiment(where: str, found: Sequence[Change]) -> UserError:
+def _another_experiment(storage: Storage, found: Sequence[Change]) -> UserError:
     width = max(len(change.key) for change in found)
     lines = [
         f"  {change.key:<{width}}  {change.old} -> {change.new}  ({change.effect.value})" for change in found
     ]
+    saved = committed_step(storage) >= 0
+    other = (
+        "start NEW from this run's checkpoint with --fork NEW"
+        if saved
+        else "remove it: nothing is saved there"
+    )
     return UserError(
-        f"{where} holds another experiment; what differs:\n" + "\n".join(lines),
-        hint="choose another name with run.name=NEW, or start NEW from this run's checkpoint with --fork NEW",
+        f"{storage.url} holds another experiment; what differs:\n" + "\n".join(lines),
+        hint=f"choose another name with run.name=NEW, or {other}",
     )
 
 

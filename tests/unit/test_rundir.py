@@ -45,6 +45,10 @@ def test_another_experiment_is_refused_with_every_key(tmp_path: Path) -> None:
         "  train.seed              0 -> 1  (changes the experiment)",
     ]
     assert "run.name=NEW" in caught.value.hint
+    assert "nothing is saved there" in caught.value.hint
+    commit_checkpoint(run.storage, 3)
+    with pytest.raises(UserError) as caught:
+        create_or_open(run.storage, make_recipe(num_steps=30), {})
     assert "--fork NEW" in caught.value.hint
     assert caught.value.exit_code == 2
 
