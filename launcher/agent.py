@@ -244,6 +244,7 @@ class Agent:
             reason=verdict.reason,
             hint=verdict.hint,
             collateral=verdict.collateral,
+            hung=bool(self._hang),
         )
         self._tee.say(
             f"trainer: {verdict.reason}; exit code {verdict.exit_code:d} ({verdict.exit_code.name.lower()})"

@@ -14,9 +14,6 @@ from recipes.contract import Phase, Progress
 SLOW_PHASE_FACTOR = 10.0
 STEPS_REMEMBERED = 64
 
-HUNG = "hung"
-"""How the reason of every hang begins."""
-
 
 class HangWatch:
     """Watches one trainer; times are of one monotonic clock, in seconds."""
@@ -39,7 +36,7 @@ class HangWatch:
         where = (
             f"after step {self._newest.step}, {self._newest.phase}" if self._newest else "before any report"
         )
-        return f"{HUNG}: nothing moved for {still_s:.0f} s ({where}; the limit is {limit_s:.0f} s)"
+        return f"hung: nothing moved for {still_s:.0f} s ({where}; the limit is {limit_s:.0f} s)"
 
     def limit_s(self) -> float:
         """How long nothing may move in the present phase."""

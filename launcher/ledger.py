@@ -60,6 +60,8 @@ class HostRecord:
     hint: str = ""
     collateral: bool = False
     """It died of another host's absence."""
+    hung: bool = False
+    """The agent ended it because nothing moved."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import IO
 
 from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_status, shell_status
-from launcher.hangs import HUNG
 from launcher.ledger import HostRecord
 from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
@@ -248,7 +247,7 @@ class LocalAttempt:
             hint=record.hint,
             time_s=record.end_s,
             collateral=record.collateral or host.stopped,
-            hung=record.reason.startswith(HUNG),
+            hung=record.hung,
             last_report_s=self._last_report_s(name),
         )
 
