@@ -32,7 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as work:
         for part in options.parts or PARTS:
             print(f"measuring: {part}", file=sys.stderr)
-            figures += PARTS[part](options, Path(work))
+            for figure in PARTS[part](options, Path(work)):
+                figures.append(figure)
+                print(f"  {figure.name}: {figure.shown}", file=sys.stderr)
     print(as_json(machine, figures) if options.json else table(figures))
     return 0
 

@@ -22,6 +22,11 @@ class Figure:
     """What ``value`` should not exceed."""
     note: str = ""
 
+    @property
+    def shown(self) -> str:
+        """The value with its unit."""
+        return _number(self.value, self.unit) + (f" {self.unit}" if self.unit != "x" else "")
+
 
 def summary(
     name: str, unit: str, values: Sequence[float], *, aim: float | None = None, note: str = ""
@@ -60,10 +65,10 @@ def table(figures: Sequence[Figure]) -> str:
     for each in figures:
         aim = "" if each.aim is None else f"<= {_number(each.aim, each.unit)}"
         spread = f"{_number(each.low, each.unit)} to {_number(each.high, each.unit)}"
-        value = f"{_number(each.value, each.unit)} {each.unit}".replace(" x", "")
-        lines.append(f"| {each.name} | {value} | {spread} | {aim} | {each.note} |")
+        lines.append(f"| {each.name} | {each.shown} | {spread} | {aim} | {each.note} |")
     return "\n".join(lines)
 
 
 def _number(value: float, unit: str) -> str:
-    return f"{value:.{ {'x': 3, 's': 2, 'ms': 0}[unit] }f}"
+    decimals = {"x": 3, "s": 2, "ms": 0}[unit]
+    return f"{value:.{decimals}f}"
