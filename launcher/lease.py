@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import datetime
 import os
 import secrets
 import socket
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 
 from launcher import ledger, processes
 from launcher.processes import ProcessId
-from launcher.storage_types import Conflict, Exists, NotFound, Storage, Version
+from launcher.storage_types import Conflict, Exists, NotFound, Storage, StorageError, Version
 from recipes.contract import ExitCode, RunPath
 from recipes.errors import UserError
 
@@ -25,6 +26,9 @@ LEASE_S = 60.0
 
 CLOCK_SKEW_S = 5.0
 """How far the clocks of two machines may differ."""
+
+WRONG_CLOCK_S = 600.0
+"""A lease that ends further ahead than its length and this was written, or is read, by a wrong clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,10 +70,15 @@ class LeaseHeld(UserError):
 
     def __init__(self, where: str, lease: Lease, now: float) -> None:
         left_s = max(0.0, lease.expires_s - now)
-        super().__init__(
-            f"{where} is in use by {lease.holder()}",
-            hint=f"stop it with `muster stop`, or wait: unless renewed, its lease ends in {left_s:.0f} s",
-        )
+        message = f"{where} is in use by {lease.holder()}"
+        hint = f"stop it with `muster stop`, or wait: unless renewed, its lease ends in {left_s:.0f} s"
+        if left_s > LEASE_S + WRONG_CLOCK_S:
+            message += (
+                f" until {_date(lease.expires_s)}, by a clock that is wrong: leases last {LEASE_S:.0f} s,"
+                f" and here it is {_date(now)}"
+            )
+            hint = f"correct the clock, or {_away(where)}"
+        super().__init__(message, hint=hint)
         self.lease = lease
 
 
@@ -82,6 +91,16 @@ class LeaseLost(UserError):
             hint="look at it with `muster status`; this process has stopped",
             exit_code=ExitCode.INFRASTRUCTURE,
         )
+
+
+class LeaseGone(LeaseLost):
+    """Nobody took it: somebody removed it."""
+
+    def __init__(self, where: str, *, folder_too: bool) -> None:
+        super().__init__(where)
+        gone = f"the run directory {where}" if folder_too else f"{where}/{RunPath.LEASE}"
+        self.message = f"{gone} is gone"
+        self.hint = "it was removed or moved while the run went on; this process has stopped"
 
 
 def this_process(what: str) -> Owner:
@@ -148,9 +167,29 @@ def release(storage: Storage, held: Held) -> None:
 def _rewrite(storage: Storage, held: Held, lease: Lease) -> Held:
     try:
         version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=held.version)
-    except Conflict:
-        raise LeaseLost(storage.url) from None
+    except (Conflict, NotFound):
+        raise _lost(storage) from None
     return Held(lease=lease, version=version)
+
+
+def _lost(storage: Storage) -> LeaseLost:
+    """Why the lease is no longer what this process wrote."""
+    with contextlib.suppress(StorageError):
+        names = storage.children()
+        if RunPath.LEASE not in names:
+            return LeaseGone(storage.url, folder_too=RunPath.RECIPE not in names)
+    return LeaseLost(storage.url)
+
+
+def _away(where: str) -> str:
+    return f"once you know that no launcher of this run is running, move {where}/{RunPath.LEASE} away"
+
+
+def _date(time_s: float) -> str:
+    try:
+        return datetime.datetime.fromtimestamp(time_s, datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    except (ValueError, OverflowError, OSError):
+        return "a year beyond 9999"
 
 
 def _read(storage: Storage) -> tuple[Lease, Version] | None:
@@ -158,7 +197,12 @@ def _read(storage: Storage) -> tuple[Lease, Version] | None:
         data, version = storage.read_versioned(RunPath.LEASE)
     except NotFound:
         return None
-    return ledger.decode(data, Lease, f"{storage.url}/{RunPath.LEASE}"), version
+    try:
+        return ledger.decode(data, Lease, f"{storage.url}/{RunPath.LEASE}"), version
+    except ledger.Damaged as error:
+        # Nobody can tell whether somebody holds it, so nobody may act.
+        error.hint = f"it is damaged or was not written by Muster; {_away(storage.url)}"
+        raise
 
 
 def _is_dead(owner: Owner) -> bool:

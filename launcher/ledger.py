@@ -2,6 +2,7 @@
 
 Every record is a frozen dataclass and one JSON object; reading is strict, so a damaged object gives
 one error that names it. Unknown keys are ignored: a newer Muster may have written more.
+Times are finite; only metrics may be NaN or infinite.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -87,6 +89,16 @@ class StopRequest:
     by: str
 
 
+class Damaged(StorageError):
+    """An object is not what Muster writes there."""
+
+    def __init__(self, where: str, reason: str) -> None:
+        super().__init__(
+            f"{where} is damaged: {one_line(reason)}",
+            hint="it is damaged or was not written by Muster; move it away, then try again",
+        )
+
+
 def encode(record: object) -> bytes:
     """A record as JSON, one key a line, ending in a newline."""
     data = dataclasses.asdict(typing.cast(Any, record)) if dataclasses.is_dataclass(record) else record
@@ -98,7 +110,7 @@ def read_record[T](storage: Storage, path: str, cls: type[T]) -> T:
 
     Raises:
       NotFound: there is none.
-      StorageError: it is not JSON or does not have the shape of ``cls``; the message names the object.
+      Damaged: it is not JSON or does not have the shape of ``cls``; the message names the object.
     """
     return decode(storage.read(path), cls, f"{storage.url}/{path}")
 
@@ -112,7 +124,7 @@ def from_plain[T](data: object, cls: type[T], where: str) -> T:
     """Plain data as ``cls``, strictly."""
     record = _typed(data, cls)
     if isinstance(record, _Mismatch):
-        raise _damaged(where, str(record))
+        raise Damaged(where, str(record))
     return typing.cast(T, record)
 
 
@@ -121,14 +133,7 @@ def parse_json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise _damaged(where, f"not JSON ({error})") from error
-
-
-def _damaged(where: str, reason: str) -> StorageError:
-    return StorageError(
-        f"{where} is damaged: {one_line(reason)}",
-        hint="it was not written by Muster; move it away, then try again",
-    )
+        raise Damaged(where, f"not JSON ({error})") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -168,6 +173,8 @@ def _record(value: object, cls: type[Any]) -> object:
         if field.name not in value and field.default is not dataclasses.MISSING:
             continue
         item = _typed(value.get(field.name), hints[field.name])
+        if isinstance(item, float) and not math.isfinite(item):
+            item = _Mismatch(path="", wanted="a finite number")
         if isinstance(item, _Mismatch):
             return item.below(field.name)
         values[field.name] = item
@@ -195,7 +202,10 @@ def _scalar(value: object, hint: type[Any]) -> object:
         known = [member for member in hint if member.value == value]
         return known[0] if known else _Mismatch(path="", wanted=wanted)
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
     if type(value) is hint:
         return value
     return _Mismatch(

@@ -108,5 +108,53 @@ def test_releasing_leaves_a_marker_and_frees_the_run(store: Store) -> None:
 
 def test_a_damaged_lease_is_named_not_taken(store: Store) -> None:
     store.create("lease.json", b"{}")
-    with pytest.raises(StorageError, match=r"lease\.json is damaged: owner is not an object"):
+    with pytest.raises(StorageError, match=r"lease\.json is damaged: owner is not an object") as caught:
         lease.acquire(store, lease.this_process("next"), 1.0)
+    assert "damaged or was not written by Muster" in caught.value.hint
+    assert f"move {store.url}/lease.json away" in caught.value.hint
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1" + "0" * 400])
+def test_a_lease_without_a_finite_end_is_damaged(number: str, store: Store) -> None:
+    lease.acquire(store, _other(), 100.0)
+    whole = store.read("lease.json").decode()
+    store.replace("lease.json", whole.replace('"expires_s": 160.0', f'"expires_s": {number}').encode())
+    with pytest.raises(StorageError, match="expires_s is not a finite number"):
+        lease.acquire(store, lease.this_process("next"), 1e12)
+
+
+@pytest.mark.parametrize(
+    ("acquired_s", "message"),
+    [
+        (100.0, "in use by muster launch .* on elsewhere.$"),
+        (700.0, "in use by muster launch .* on elsewhere.$"),
+        (701.0, "until 1970-01-01 00:12:41 UTC, by a clock that is wrong: .* here it is 1970-01-01 00:01:40"),
+        (1e18, "until a year beyond 9999, by a clock that is wrong"),
+    ],
+)
+def test_a_lease_far_ahead_is_a_wrong_clocks(acquired_s: float, message: str, store: Store) -> None:
+    lease.acquire(store, _other(), acquired_s)
+    with pytest.raises(lease.LeaseHeld, match=message) as caught:
+        lease.acquire(store, lease.this_process("next"), 100.0)
+    wrong = "clock" in message
+    assert ("lease.json away" in caught.value.hint) is wrong
+    assert ("muster stop" in caught.value.hint) is not wrong
+
+
+@pytest.mark.parametrize(
+    ("removed", "message"),
+    [
+        (["recipe.yaml", "lease.json"], "the run directory {} is gone"),
+        (["lease.json"], "{}/lease.json is gone"),
+    ],
+)
+def test_a_lease_that_was_removed_was_not_taken_over(removed: list[str], message: str, store: Store) -> None:
+    store.create("recipe.yaml", b"")
+    held = lease.acquire(store, _other(), 100.0)
+    for path in removed:
+        store.delete(path)
+    with pytest.raises(lease.LeaseLost) as caught:
+        lease.renew(store, held, 101.0)
+    assert caught.value.message == message.format(store.url)
+    lease.release(store, held)
+    assert lease.read(store) is None
