@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from launcher.ledger import Heartbeat, StopRequest
 from launcher.rundir import RunDir
@@ -21,15 +22,6 @@ class Seen:
     stop: StopRequest | None = None
     beats: Sequence[Heartbeat] = ()
     """The newest of every host that ever wrote one (look at its attempt)."""
-
-
-def look(run: RunDir) -> Seen:
-    """One look.
-
-    Raises:
-      StorageError: the store does not answer, or an object is damaged.
-    """
-    return Seen(stop=run.stop_request(), beats=tuple(run.heartbeats()))
 
 
 class Lookout:
@@ -49,12 +41,16 @@ class Lookout:
         self._done.set()
 
     def seen(self) -> Seen:
-        """The newest look; a store that does not answer changes nothing."""
+        """What the looks so far showed."""
         return self._seen
+
+    def look(self) -> None:
+        """One look; what cannot be read stays as it was, and the stop never waits for the rest."""
+        with contextlib.suppress(StorageError):
+            self._seen = replace(self._seen, stop=self._run.stop_request())
+        with contextlib.suppress(StorageError):
+            self._seen = replace(self._seen, beats=tuple(self._run.heartbeats()))
 
     def _keep_looking(self) -> None:
         while not self._done.wait(self._period_s):
-            try:
-                self._seen = look(self._run)
-            except StorageError:
-                continue
+            self.look()

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from launcher import lease, ledger
-from launcher.ledger import AttemptEnd, AttemptStart, Heartbeat, HostRecord, StopRequest
-from launcher.storage_types import Exists, NotFound, Storage, StorageError
+from launcher.ledger import AttemptEnd, AttemptStart, Damaged, Heartbeat, HostRecord, StopRequest
+from launcher.storage_types import Exists, Names, NotFound, Storage, StorageError, Unavailable
 from launcher.text import one_line
 from recipes.contract import RECIPE_HEADER, SCHEMA_VERSION, Fork, RunPath, attempt_path, heartbeat_path
 from recipes.errors import UserError
@@ -96,9 +96,17 @@ class RunDir:
     def attempt_start(self, attempt: int) -> AttemptStart | None:
         return self._maybe(f"{attempt_path(attempt)}/start.json", AttemptStart)
 
-    def attempt_end(self, attempt: int) -> AttemptEnd | None:
-        """How it ended; None while it runs, or when all its processes died at once."""
-        return self._maybe(f"{attempt_path(attempt)}/end.json", AttemptEnd)
+    def attempt_end(self, attempt: int, damaged: Names | None = None) -> AttemptEnd | None:
+        """How it ended; None while it runs, when all its processes died at once, or when it is unreadable.
+
+        Args:
+          attempt: its number.
+          damaged: gets a line when it cannot be read, here and below.
+        """
+        end: AttemptEnd | None = None
+        with _noted(damaged):
+            end = self._maybe(f"{attempt_path(attempt)}/end.json", AttemptEnd)
+        return end
 
     def write_attempt_end(self, attempt: int, end: AttemptEnd) -> None:
         self.storage.replace(f"{attempt_path(attempt)}/end.json", ledger.encode(end))
@@ -106,10 +114,9 @@ class RunDir:
     def write_host(self, attempt: int, record: HostRecord) -> None:
         self.storage.replace(f"{attempt_path(attempt)}/hosts/{record.host}.json", ledger.encode(record))
 
-    def hosts(self, attempt: int) -> Sequence[HostRecord]:
+    def hosts(self, attempt: int, damaged: Names | None = None) -> Sequence[HostRecord]:
         """The hosts of one attempt that have reported, in the order of slices and hosts."""
-        folder = f"{attempt_path(attempt)}/hosts"
-        return self._records(folder, HostRecord)
+        return self._records(f"{attempt_path(attempt)}/hosts", HostRecord, damaged)
 
     # Logs
 
@@ -127,9 +134,9 @@ class RunDir:
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:
         self.storage.replace(heartbeat_path(heartbeat.host), ledger.encode(heartbeat))
 
-    def heartbeats(self) -> Sequence[Heartbeat]:
+    def heartbeats(self, damaged: Names | None = None) -> Sequence[Heartbeat]:
         """The newest heartbeat of every host that ever wrote one (look at its attempt)."""
-        return self._records(RunPath.HEARTBEATS, Heartbeat)
+        return self._records(RunPath.HEARTBEATS, Heartbeat, damaged)
 
     # Stop requests
 
@@ -137,7 +144,11 @@ class RunDir:
         self.storage.replace(RunPath.STOP, ledger.encode(StopRequest(requested_s=now, by=by)))
 
     def stop_request(self) -> StopRequest | None:
-        return self._maybe(RunPath.STOP, StopRequest)
+        """The request for a stop; a damaged one counts too, for somebody asked."""
+        try:
+            return self._maybe(RunPath.STOP, StopRequest)
+        except Damaged:
+            return StopRequest(requested_s=0.0, by="somebody")
 
     def clear_stop(self) -> None:
         """For the next launch; call it while holding the lease."""
@@ -155,11 +166,11 @@ class RunDir:
     def release(self, held: lease.Held) -> None:
         lease.release(self.storage, held)
 
-    def _records[T](self, folder: str, cls: type[T]) -> list[T]:
+    def _records[T](self, folder: str, cls: type[T], damaged: Names | None) -> list[T]:
         names = [name for name in self.storage.children(folder) if name.endswith(".json")]
         found: list[T] = []
         for name in sorted(names, key=lambda name: host_order(name.removesuffix(".json"))):
-            with contextlib.suppress(NotFound):
+            with contextlib.suppress(NotFound), _noted(damaged):
                 found.append(ledger.read_record(self.storage, f"{folder}/{name}", cls))
         return found
 
@@ -168,6 +179,18 @@ class RunDir:
             return ledger.read_record(self.storage, path, cls)
         except NotFound:
             return None
+
+
+@contextlib.contextmanager
+def _noted(damaged: Names | None) -> Iterator[None]:
+    """Passes over an object that cannot be read: one of many, or one that the run can do without."""
+    try:
+        yield
+    except (NotFound, Unavailable):
+        raise
+    except StorageError as error:
+        if damaged is not None:
+            damaged.append(error.message)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -260,7 +283,9 @@ def _read_document(storage: Storage, path: str) -> tuple[Mapping[str, Any], obje
         ) from error
     header = data.pop(RECIPE_HEADER, None) if isinstance(data, dict) else None
     if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
-        raise StorageError(f"{where} has no {RECIPE_HEADER} header", hint="it was not written by Muster")
+        raise StorageError(
+            f"{where} has no {RECIPE_HEADER} header", hint="it is damaged or was not written by Muster"
+        )
     if header["schema_version"] > SCHEMA_VERSION:
         raise StorageError(
             f"{where} was written by a newer Muster", hint="upgrade: pip install -U muster-tpu"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from launcher import lease
 from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
 from launcher.rundir import RunDir, committed_step
+from launcher.storage_types import Names
 from recipes.contract import ExitCode, Phase, RunPath
 
 
@@ -79,6 +80,8 @@ class RunSummary:
     failure: FailureRow | None
     logs: str | None
     """Where the newest attempt's logs are."""
+    damaged: Sequence[str]
+    """What could not be read and was passed over."""
 
 
 def summary(run: RunDir, now: float) -> RunSummary:
@@ -86,14 +89,15 @@ def summary(run: RunDir, now: float) -> RunSummary:
 
     Raises:
       NotFound: there is no run here.
-      UserError: an object of it is damaged; the message names it.
+      UserError: the recipe or the lease is damaged; the message names it.
     """
     recipe = run.recipe()
     attempts = run.attempts()
     attempt = attempts[-1] if attempts else 0
-    end = run.attempt_end(attempt) if attempt else None
-    records = run.hosts(attempt) if attempt else ()
-    beats = {beat.host: beat for beat in run.heartbeats() if beat.attempt == attempt}
+    damaged: Names = []
+    end = run.attempt_end(attempt, damaged) if attempt else None
+    records = run.hosts(attempt, damaged) if attempt else ()
+    beats = {beat.host: beat for beat in run.heartbeats(damaged) if beat.attempt == attempt}
     holder = lease.read(run.storage)
     held = lease.is_held(holder, now)
     committed = committed_step(run.storage)
@@ -116,6 +120,7 @@ def summary(run: RunDir, now: float) -> RunSummary:
         hosts=_host_rows(records, beats, now),
         failure=_failure(end, records),
         logs=f"{run.url}/{RunPath.ATTEMPTS}/{attempt:04d}/logs" if attempt else None,
+        damaged=tuple(damaged),
     )
 
 

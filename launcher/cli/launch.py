@@ -132,7 +132,10 @@ def launch(
 
 def _complete(run: RunDir) -> Finish | None:
     """What to say of a run that needs no attempt any more."""
-    ends = {attempt: run.attempt_end(attempt) for attempt in run.attempts()}
+    damaged: list[str] = []
+    ends = {attempt: run.attempt_end(attempt, damaged) for attempt in run.attempts()}
+    for problem in damaged:
+        output.note(f"{problem}; how that attempt ended is unknown")
     done = [attempt for attempt, end in ends.items() if end and end.exit_code == ExitCode.COMPLETE]
     if not done:
         return None

@@ -64,6 +64,7 @@ def _details(seen: RunSummary) -> str:
         host = f"{seen.failure.host}: " if seen.failure.host else ""
         lines.append(f"  failure     {host}{seen.failure.message}")
         lines += [f"  hint        {seen.failure.hint}"] if seen.failure.hint else []
+    lines += [f"  unreadable  {problem}" for problem in seen.damaged]
     return "\n".join([*lines, *(["", _host_table(seen)] if seen.hosts else [])])
 
 

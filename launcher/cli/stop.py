@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import click
 
 from launcher import lease
 from launcher.cli import output, runs
+from launcher.ledger import Heartbeat
 from launcher.rundir import RunDir
+from launcher.storage import StorageError
 from launcher.summary import RunState, RunSummary, summary
 from recipes.contract import ExitCode
 from recipes.errors import UserError
@@ -44,13 +47,16 @@ def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Cal
     """Asks and waits; False when nobody acts on the run.
 
     Raises:
-      UserError: it still runs after ``timeout_s``.
+      UserError: it still runs after ``timeout_s``, or nobody can tell; the request stays.
     """
-    holder = lease.read(run.storage)
+    try:
+        holder = lease.read(run.storage)
+    except StorageError:
+        _ask(run, now())
+        raise
     if holder is None or not lease.is_held(holder, now()):
         return False
-    if run.stop_request() is None:
-        run.request_stop(now(), f"{_user()}@{socket.gethostname()}")
+    _ask(run, now())
     output.say(f"asked {holder.holder()} to stop; waiting for its last checkpoint")
     deadline_s = now() + timeout_s
     told = ""
@@ -64,8 +70,15 @@ def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Cal
     return True
 
 
+def _ask(run: RunDir, now: float) -> None:
+    if run.stop_request() is None:
+        run.request_stop(now, f"{_user()}@{socket.gethostname()}")
+
+
 def _where(run: RunDir) -> str:
-    beats = run.heartbeats()
+    beats: Sequence[Heartbeat] = ()
+    with contextlib.suppress(StorageError):
+        beats = run.heartbeats()
     newest = max(beats, key=lambda beat: beat.progress.time_s, default=None)
     return (
         f"{newest.host}: {newest.progress.phase.value}, step {newest.progress.step}"

@@ -15,6 +15,14 @@ from recipes.contract import Phase, Progress
 from recipes.errors import UserError
 from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
 
+BEAT = Heartbeat(
+    host="s0-h1",
+    attempt=1,
+    progress=Progress(
+        phase=Phase.TRAINING, step=3, num_steps=20, committed_step=-1, time_s=1.5, metrics={"train/loss": 2.0}
+    ),
+)
+
 
 def test_a_new_run_is_written_and_read_back(tmp_path: Path) -> None:
     storage = open_storage(str(tmp_path / "run"))
@@ -167,16 +175,50 @@ def test_a_loss_that_is_not_a_number_survives_the_heartbeat(tmp_path: Path) -> N
             b' "committed_step": 1, "time_s": 1, "metrics": {"x": "y"}}}',
             "progress.metrics.x is not a number",
         ),
+        (
+            b'{"host": "a", "attempt": 1, "progress": {"phase": "done", "step": 1, "num_steps": 1,'
+            b' "committed_step": 1, "time_s": -Infinity, "metrics": {}}}',
+            "progress.time_s is not a finite number",
+        ),
+        (
+            b'{"host": "a", "attempt": 1, "progress": {"phase": "done", "step": 1, "num_steps": 1,'
+            b' "committed_step": 1, "time_s": 1' + b"0" * 400 + b', "metrics": {}}}',
+            "progress.time_s is not a finite number",
+        ),
         (b"[" * 100_000, "not JSON"),
         (b"\x80", "not JSON"),
     ],
 )
-def test_a_damaged_record_is_one_error_that_names_it(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_and_passed_over(content: bytes, message: str, tmp_path: Path) -> None:
     run = make_run(tmp_path)
     run.storage.create("heartbeat/s0-h0.json", content)
-    with pytest.raises(StorageError, match=message) as caught:
-        run.heartbeats()
-    assert "heartbeat/s0-h0.json is damaged" in caught.value.message
+    run.write_heartbeat(BEAT)
+    damaged: list[str] = []
+    assert run.heartbeats(damaged) == [BEAT]
+    assert len(damaged) == 1
+    assert "heartbeat/s0-h0.json is damaged" in damaged[0]
+    assert message in damaged[0]
+
+
+def test_a_damaged_host_or_end_is_named_and_passed_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.storage.create("attempts/0001/hosts/s0-h0.json", b"{")
+    run.storage.create("attempts/0001/hosts/s0-h1.json/not-an-object", b"")
+    run.storage.create("attempts/0001/end.json", b"\0")
+    damaged: list[str] = []
+    assert run.hosts(1, damaged) == []
+    assert run.attempt_end(1, damaged) is None
+    assert [name in line for name, line in zip(("s0-h0", "s0-h1", "end.json"), damaged, strict=True)] == [
+        True
+    ] * 3
+
+
+def test_a_damaged_request_for_a_stop_is_a_request(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.storage.create("stop.json", b"{")
+    request = run.stop_request()
+    assert request is not None
+    assert request.by == "somebody"
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,12 @@ import pytest
 
 from launcher import lease
 from launcher.cli import main
+from launcher.cli.launch import _complete
 from launcher.cli.logs import LogReader
 from launcher.cli.runs import learned
 from launcher.cli.stop import stop
 from launcher.ledger import AttemptEnd
+from launcher.lookout import Lookout
 from launcher.rundir import RunDir
 from launcher.summary import summary
 from launcher.text import one_line, printable
@@ -261,6 +263,79 @@ def test_stop_gives_up_but_leaves_the_request(tmp_path: Path) -> None:
     request = run.stop_request()
     assert request is not None
     assert request.by == "somebody before"
+
+
+JUNK = (
+    "heartbeat/s0-h9.json",
+    "attempts/0001/hosts/s0-h9.json",
+    "attempts/0001/end.json",
+    "attempts/0002/end.json",
+)
+
+
+def test_damaged_records_are_passed_over_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    held = run.acquire(lease.this_process("muster launch"), 1.0)
+    beat(run, "s0-h0", attempt=start(run, {}), step=7, time_s=2.0)
+    for path in JUNK:
+        run.storage.create(path, b"\x80")
+    # A leftover of an earlier attempt is no better.
+    run.storage.create("heartbeat/s9-h9.json", b"{}")
+    with Lookout(run) as lookout:
+        lookout.look()
+        assert [seen.host for seen in lookout.seen().beats] == ["s0-h0"]
+        assert lookout.seen().stop is None
+        assert stop(run, 60.0, lambda _: run.release(held), lambda: 2.0)
+        lookout.look()
+        assert lookout.seen().stop is not None
+    assert "s0-h0: training, step 7" in capsys.readouterr().err
+    assert main(["status", "tiny", "--root", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert out.count("unreadable ") == 3
+    assert "heartbeat/s0-h9.json is damaged" in out
+    assert main(["status", "tiny", "--root", str(tmp_path), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["damaged"]) == 3
+
+
+def test_a_look_sees_the_stop_whatever_happens_to_the_heartbeats(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    lookout = Lookout(run)
+    beat(run, "s0-h0", attempt=1, step=7, time_s=2.0)
+    lookout.look()
+    (tmp_path / "tiny" / "heartbeat").rename(tmp_path / "elsewhere")
+    (tmp_path / "tiny" / "heartbeat").symlink_to(tmp_path / "elsewhere")
+    run.request_stop(3.0, "me")
+    lookout.look()
+    assert [seen.host for seen in lookout.seen().beats] == ["s0-h0"]
+    assert lookout.seen().stop is not None
+
+
+def test_stop_asks_even_when_nobody_can_tell_who_runs_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    run.storage.create("lease.json", b"{")
+    assert main(["stop", "tiny", "--root", str(tmp_path)]) == 2
+    assert "lease.json away" in capsys.readouterr().err
+    assert run.stop_request() is not None
+
+
+def test_a_damaged_end_does_not_keep_a_run_from_going_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    run.storage.create("attempts/0001/end.json", b"{")
+    run.storage.create("attempts/0002/end.json", b"[]")
+    assert _complete(run) is None
+    err = capsys.readouterr().err
+    assert "attempts/0001/end.json is damaged" in err
+    assert err.count("how that attempt ended is unknown") == 2
+    run.write_attempt_end(3, make_end(0))
+    done = _complete(run)
+    assert done is not None
+    assert (done.exit_code, done.attempt) == (0, 3)
 
 
 def test_stop_of_a_run_that_does_not_run_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
