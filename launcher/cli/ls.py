@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,7 @@ import click
 
 from launcher.cli import output, runs
 from launcher.rundir import RunDir
-from launcher.storage import Storage, Unavailable, open_storage
+from launcher.storage import Storage, Unavailable, is_remote, open_storage
 from launcher.summary import RunSummary, summary
 from recipes.contract import is_run_name
 from recipes.errors import UserError
@@ -37,6 +38,7 @@ class Damaged:
 def command(root: str, as_json: bool) -> None:
     """List the runs under a root."""
     storage = open_storage(root)
+    _check_folder(root, storage)
     now = time.time()
     found = read_runs(storage, now)
     if as_json:
@@ -48,6 +50,19 @@ def command(root: str, as_json: bool) -> None:
     for entry in found:
         if isinstance(entry, Damaged) and not as_json:
             output.say(f"{entry.name}: {entry.problem}")
+
+
+def _check_folder(root: str, storage: Storage) -> None:
+    """A bucket has no folders, and where nothing was launched yet there is no default one."""
+    if is_remote(root) or os.path.isdir(storage.url):
+        return
+    there = os.path.lexists(storage.url)
+    if root == runs.DEFAULT_ROOT and not there:
+        return
+    raise UserError(
+        f"there is no folder {storage.url}" + (": that is a file" if there else ""),
+        hint=f"give the folder of all runs with --root or {runs.ROOT_VARIABLE}",
+    )
 
 
 def read_runs(storage: Storage, now: float) -> Sequence[RunSummary | Damaged]:

@@ -59,11 +59,29 @@ def test_ls_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     ]
 
 
-def test_ls_of_nothing_is_empty_not_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["ls", "--root", str(tmp_path / "none")]) == 0
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert "no runs" in captured.err
+def test_ls_of_nothing_is_empty_not_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MUSTER_ROOT", raising=False)
+    for arguments in (["--root", str(tmp_path)], []):
+        assert main(["ls", *arguments]) == 0
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert "no runs in" in captured.err
+
+
+@pytest.mark.parametrize(("name", "why"), [("none", ""), ("file", ": that is a file")])
+def test_ls_of_what_is_no_folder(
+    name: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    for more in ([], ["--json"]):
+        assert main(["ls", "--root", str(tmp_path / name), *more]) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert f"there is no folder {tmp_path / name}{why}\n" in captured.err
+        assert "MUSTER_ROOT" in captured.err
 
 
 def test_status_shows_failure_hosts_and_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
