@@ -15,15 +15,22 @@ from launcher.text import printable
 from recipes.contract import Phase
 
 PLAIN_PERIOD_S = 10.0
+PLAIN_UNCHANGED_S = 60.0
+"""A line that says nothing new comes this seldom: a sign of life."""
+
+BEFORE_STEPS = (Phase.STARTING, Phase.CONNECTING, Phase.COMPILING, Phase.RESTORING)
+"""In this order; a trainer knows its step only after them."""
 
 
 def progress_text(beats: Sequence[Heartbeat], *, step_time_s: float | None) -> str:
     """One line about a running attempt: phase, steps, loss, speed, time left."""
     if not beats:
         return Phase.STARTING.value
-    newest = min(beats, key=lambda beat: (beat.progress.step, beat.host)).progress
+    newest = min(beats, key=_rank).progress
     metrics = next((beat.progress.metrics for beat in beats if beat.progress.metrics), {})
-    parts = [newest.phase.value, f"step {newest.step}/{newest.num_steps}"]
+    parts = [newest.phase.value]
+    if newest.phase not in BEFORE_STEPS:
+        parts.append(f"step {newest.step}/{newest.num_steps}")
     if (loss := metrics.get("train/loss")) is not None:
         parts.append(f"loss {loss:.3f}")
     if (eval_loss := metrics.get("eval/loss")) is not None:
@@ -32,9 +39,16 @@ def progress_text(beats: Sequence[Heartbeat], *, step_time_s: float | None) -> s
         parts.append(f"{speed:,.0f} tokens/s")
     if newest.committed_step >= 0:
         parts.append(f"saved {newest.committed_step}")
-    if step_time_s is not None and newest.phase not in (Phase.DONE, Phase.STARTING):
+    if step_time_s is not None and newest.phase not in (Phase.DONE, *BEFORE_STEPS):
         parts.append(f"{_clock((newest.num_steps - newest.step) * step_time_s)} left")
     return "  ".join(parts)
+
+
+def _rank(beat: Heartbeat) -> tuple[int, int, str]:
+    """The host that is furthest behind comes first, so that the line only ever moves on."""
+    phase = beat.progress.phase
+    order = BEFORE_STEPS.index(phase) if phase in BEFORE_STEPS else len(BEFORE_STEPS)
+    return order, beat.progress.step, beat.host
 
 
 def _clock(seconds: float) -> str:
@@ -85,11 +99,11 @@ def open_display() -> Display:
 
 
 class PlainDisplay:
-    """Lines: when the phase changes, and every ten seconds."""
+    """Lines: when the phase changes, and every ten seconds that brought news."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic, self._clock = monotonic, StepClock()
-        self._next_s, self._phase = 0.0, ""
+        self._shown_s, self._phase, self._text = 0.0, "", ""
 
     def __enter__(self) -> PlainDisplay:
         return self
@@ -106,9 +120,10 @@ class PlainDisplay:
         step_time_s = self._clock.step_time_s(attempt, beats)
         text = progress_text(beats, step_time_s=step_time_s)
         phase = f"{attempt} {text.partition('  ')[0]}"
-        if phase == self._phase and self._monotonic() < self._next_s:
+        period_s = PLAIN_UNCHANGED_S if text == self._text else PLAIN_PERIOD_S
+        if phase == self._phase and self._monotonic() < self._shown_s + period_s:
             return
-        self._phase, self._next_s = phase, self._monotonic() + PLAIN_PERIOD_S
+        self._phase, self._text, self._shown_s = phase, text, self._monotonic()
         self.say(f"  {text}")
 
 

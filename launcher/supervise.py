@@ -218,7 +218,8 @@ class Supervisor:
     def _attempt(self, hosts: Sequence[str], lock: Mapping[str, Any]) -> tuple[int, AttemptOutcome, bool]:
         before = committed_step(self._run.storage)
         number = self._run.next_attempt(time.time(), recipe=self._recipe, hosts=hosts, lock=lock)
-        self._watcher.say(f"attempt {number}: {len(hosts)} hosts, from {self._start(before)}")
+        noun = "host" if len(hosts) == 1 else "hosts"
+        self._watcher.say(f"attempt {number}: {len(hosts)} {noun}, from {self._start(before)}")
         outcome = self._see_through(number, self._backend.begin(number))
         after = committed_step(self._run.storage)
         end = AttemptEnd(

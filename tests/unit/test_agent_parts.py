@@ -209,7 +209,13 @@ def _beat(
             0.5,
             "training  step 100/200  loss 2.500  held-out 2.250  41,234 tokens/s  saved 50  0:50 left",
         ),
-        ([_beat("s0-h0", 0, Phase.COMPILING)], None, "compiling  step 0/200  saved 50"),
+        ([_beat("s0-h0", 0, Phase.COMPILING)], 1.0, "compiling  saved 50"),
+        ([_beat("s0-h0", 9), _beat("s1-h0", 9, Phase.RESTORING)], None, "restoring  saved 50"),
+        (
+            [_beat("s0-h0", 0, Phase.RESTORING), _beat("s1-h0", 0, Phase.COMPILING)],
+            None,
+            "compiling  saved 50",
+        ),
         ([_beat("s0-h0", 0)], 60.0, "training  step 0/200  saved 50  3:20:00 left"),
     ],
 )
@@ -233,8 +239,17 @@ def test_plain_lines_come_with_phases_and_seldom(capsys: pytest.CaptureFixture[s
     for second in (3, 11, 12, 13):
         now[0] = 100.0 + second
         display.show(1, [_beat("s0-h0", second)])
-    steps = [line.split()[2] for line in capsys.readouterr().err.splitlines()]
-    assert steps == ["0/200", "1/200", "12/200"]
+    lines = [line.partition("  saved")[0].strip() for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["compiling", "training  step 1/200", "training  step 12/200"]
+
+
+def test_plain_lines_without_news_are_rare(capsys: pytest.CaptureFixture[str]) -> None:
+    now = [100.0]
+    display = PlainDisplay(lambda: now[0])
+    for second in range(0, 70, 5):
+        now[0] = 100.0 + second
+        display.show(1, [])
+    assert capsys.readouterr().err == "  starting\n" * 2
 
 
 def test_a_process_is_told_from_a_later_one_with_its_number() -> None:
