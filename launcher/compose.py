@@ -170,7 +170,11 @@ def _config_file(folders: Sequence[Path], config_path: str) -> Path | None:
 def _check_defaults(contents: RecipeFile) -> None:
     """Refuses what Hydra would allow in a defaults list but a recipe does not need."""
     listed = contents.data.get("defaults", [])
-    items = listed if isinstance(listed, list) else [listed]
+    if not isinstance(listed, list):
+        fix = f"write `defaults:` and below it a line `- {listed}`"
+        origin = f"{contents.label}:{contents.lines.get('defaults', 1)}"
+        problem = Problem(key="defaults", value=str(listed), reason="is not a list", fix=fix, origin=origin)
+        raise RecipeError(Path(contents.label).stem, [problem])
     problems = [
         Problem(
             key="defaults",
@@ -179,7 +183,7 @@ def _check_defaults(contents: RecipeFile) -> None:
             fix="write `- group: option`, the name of another recipe, or _self_",
             origin=f"{contents.label}:{contents.lines.get(f'defaults[{index}]', 1)}",
         )
-        for index, item in enumerate(items)
+        for index, item in enumerate(listed)
         if (reason := _defaults_reason(item))
     ]
     if problems:
@@ -265,7 +269,10 @@ def _layers(choices: Sequence[str], folders: Sequence[Path]) -> Iterable[Layer]:
 def _explain(name: str, error: Exception, folders: Sequence[Path]) -> UserError:
     """What Hydra refused, in one line and without its advice to add ``+``."""
     if isinstance(error, RecursionError):
-        return UserError(f"recipe {name} includes itself", hint="look at the defaults lists of its files")
+        return UserError(
+            f"recipe {name} includes itself",
+            hint="rename a file that has the name of the recipe it extends, or mend the defaults lists",
+        )
     wanted = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
     if wanted:
         group, _, option = wanted.rpartition("/")

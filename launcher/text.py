@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 _KEPT = "\n\t"
 
 
@@ -11,17 +9,13 @@ def printable(text: str) -> str:
     """``text`` with everything that could steer a terminal or reorder a line shown as an escape."""
     if text.isascii() and text.replace("\n", "").isprintable():
         return text
-    return "".join(char if char in _KEPT or not _steers(char) else _escaped(char) for char in text)
+    return "".join(char if char in _KEPT or char.isprintable() else _escaped(char) for char in text)
 
 
 def one_line(text: str, limit: int = 300) -> str:
     """``text`` printable, on one line and not longer than ``limit`` characters."""
     joined = " ".join(printable(text).split())
     return joined if len(joined) <= limit else joined[: limit - 3] + "..."
-
-
-def _steers(char: str) -> bool:
-    return unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")
 
 
 def _escaped(char: str) -> str:

@@ -51,4 +51,9 @@ class RecipeError(UserError):
 
 def _render(problem: Problem) -> str:
     where = f" ({problem.origin})" if problem.origin else ""
-    return f"  {problem.key}={problem.value}{where}: {problem.reason}\n    fix: {problem.fix}"
+    value = "" if problem.value is None else f"={_short(str(problem.value))}"
+    return f"  {_short(problem.key)}{value}{where}: {problem.reason}\n    fix: {problem.fix}"
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -19,6 +19,9 @@ from typing import Any, Literal
 from recipes.errors import Problem, RecipeError
 from recipes.schema import Effect, Recipe
 
+INT32_MAX = 2**31 - 1
+"""Largest whole number of a recipe where no other bound is given: steps and seeds are int32 on devices."""
+
 MISSING = "???"
 """What Hydra and OmegaConf write for a value that must be given."""
 
@@ -172,7 +175,10 @@ class _Reader:
         converted = _convert(hint, value)
         if converted is _INVALID:
             wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
-            return self.report(key.path, value, f"is not {wanted}", f"give {wanted}: {key.doc}")
+            fix = f"give {wanted}: {key.doc}"
+            if hint is int and isinstance(value, float) and value.is_integer():
+                fix = f"write {int(value)}"
+            return self.report(key.path, value, f"is not {wanted}", fix)
         return self._bounded(key, converted)
 
     def _choice(self, key: Key, options: tuple[str, ...], value: object) -> object:
@@ -186,7 +192,7 @@ class _Reader:
     def _bounded(self, key: Key, value: Any) -> object:
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return value
-        if not math.isfinite(value):
+        if isinstance(value, float) and not math.isfinite(value):
             return self.report(key.path, value, "is not finite", "give a finite number")
         if key.minimum is not None and value < key.minimum:
             return self.report(key.path, value, f"is below {key.minimum:g}", f"give at least {key.minimum:g}")
@@ -194,20 +200,21 @@ class _Reader:
             return self.report(
                 key.path, value, f"is not above {key.above:g}", f"give more than {key.above:g}"
             )
-        if key.maximum is not None and value > key.maximum:
-            return self.report(key.path, value, f"is above {key.maximum:g}", f"give at most {key.maximum:g}")
+        most = INT32_MAX if key.maximum is None and isinstance(value, int) else key.maximum
+        if most is not None and value > most:
+            return self.report(key.path, value, f"is above {most:,.12g}", f"give at most {most:,.12g}")
         return value
 
 
 def _convert(hint: Any, value: object) -> object:
     """``value`` as ``hint`` without loss, or _INVALID. YAML 1.1 reads ``3e-4`` as a text."""
-    if hint is float and isinstance(value, str):
+    if hint is float and isinstance(value, str | int) and not isinstance(value, bool):
         try:
             return float(value)
         except ValueError:
             return _INVALID
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        except OverflowError:
+            return math.inf
     if type(value) is hint:
         return value
     return _INVALID

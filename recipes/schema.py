@@ -77,7 +77,9 @@ class RunConfig:
     )
     hang_minimum_s: float = field(
         default=120.0,
-        metadata=spec("no step shorter than this is called a hang", Effect.OPERATION, above=0.0),
+        metadata=spec(
+            "no step shorter than this is called a hang", Effect.OPERATION, above=0.0, maximum=86400.0
+        ),
     )
 
 
@@ -117,7 +119,7 @@ class ModelConfig:
     """A decoder of the Llama family; with experts, of the Mixtral family."""
 
     family: Literal["llama", "mixtral"] = field(default="llama", metadata=spec("architecture, by name"))
-    vocab_size: int = field(metadata=spec("entries of the embedding table", minimum=2))
+    vocab_size: int = field(metadata=spec("entries of the embedding table", minimum=2, maximum=2**24))
     num_layers: int = field(metadata=spec("decoder blocks", minimum=1))
     embed_dim: int = field(metadata=spec("width of the residual stream", minimum=1))
     mlp_dim: int = field(metadata=spec("hidden width of the SwiGLU MLP (of one expert)", minimum=1))
@@ -204,7 +206,7 @@ class DataConfig:
     )
     shuffle: bool = field(default=True, metadata=spec("visit records in a seeded order, new each epoch"))
     prefetch_batches: int = field(
-        default=4, metadata=spec("batches read ahead on each host", Effect.OPERATION, minimum=1)
+        default=4, metadata=spec("batches read ahead on each host", Effect.OPERATION, minimum=1, maximum=1024)
     )
 
 
@@ -213,7 +215,7 @@ class OptimizerConfig:
     """The optimizer and its schedule."""
 
     name: Literal["adamw"] = field(default="adamw", metadata=spec("optimizer, by name"))
-    learning_rate: float = field(metadata=spec("peak learning rate", above=0.0))
+    learning_rate: float = field(metadata=spec("peak learning rate", above=0.0, maximum=1000.0))
     schedule: Literal["cosine", "constant"] = field(
         default="cosine", metadata=spec("learning rate after the warm-up")
     )
@@ -242,7 +244,9 @@ class CheckpointConfig:
     )
     save_interval_minutes: float | None = field(
         default=10.0,
-        metadata=spec("minutes between saves; null: by steps only", Effect.OPERATION, above=0.0),
+        metadata=spec(
+            "minutes between saves; null: by steps only", Effect.OPERATION, above=0.0, maximum=1440.0
+        ),
     )
     keep: int = field(
         default=3,
@@ -264,7 +268,9 @@ class TargetConfig:
     )
     grace_period_s: float = field(
         default=30.0,
-        metadata=spec("seconds between the notice and the end of a host", Effect.OPERATION, minimum=5.0),
+        metadata=spec(
+            "seconds between the notice and the end of a host", Effect.OPERATION, minimum=5.0, maximum=3600.0
+        ),
     )
 
 
@@ -276,7 +282,7 @@ class TrainConfig:
     global_batch_size: int = field(
         metadata=spec("sequences per optimizer step over all devices and accumulation steps", minimum=1)
     )
-    sequence_length: int = field(metadata=spec("tokens of one sequence", minimum=1))
+    sequence_length: int = field(metadata=spec("tokens of one sequence", minimum=1, maximum=2**24))
     grad_accum_steps: int = field(
         default=1, metadata=spec("parts that the global batch is computed in", Effect.SPEED, minimum=1)
     )
@@ -296,7 +302,9 @@ class TrainConfig:
     )
     eval_num_batches: int = field(
         default=8,
-        metadata=spec("global batches of one evaluation; 0 turns it off", Effect.OPERATION, minimum=0),
+        metadata=spec(
+            "global batches of one evaluation; 0 turns it off", Effect.OPERATION, minimum=0, maximum=10**6
+        ),
     )
 
 
@@ -320,7 +328,7 @@ class Recipe:
 
     @property
     def run_name(self) -> str:
-        return self.run.name or self.name
+        return self.name if self.run.name is None else self.run.name
 
     @property
     def run_dir(self) -> str:
