@@ -62,7 +62,7 @@ class GcsStorage:
         if len(data) > READ_LIMIT_BYTES:
             raise StorageError(
                 f"{self._where(path)} is larger than {READ_LIMIT_BYTES} bytes",
-                hint="it was not written by Muster",
+                hint="it is damaged or was not written by Muster",
             )
         return data, Version(str(blob.generation))
 

@@ -62,7 +62,8 @@ class LocalStorage:
             version = _version(os.fstat(file.fileno()), data)
         if len(data) > READ_LIMIT_BYTES:
             raise StorageError(
-                f"{target} is larger than {READ_LIMIT_BYTES} bytes", hint="it was not written by Muster"
+                f"{target} is larger than {READ_LIMIT_BYTES} bytes",
+                hint="it is damaged or was not written by Muster",
             )
         return data, version
 
