@@ -34,6 +34,7 @@ OVERRIDES = (
     "model.num_kv_heads=4",
     "train.global_batch_size=8",
     "train.sequence_length=128",
+    "optimizer.warmup_steps=5",
     "train.eval_num_batches=0",
 )
 """Changes to quickstart: a model that is large enough for steps of some hundred milliseconds."""

@@ -88,7 +88,6 @@ def test_a_lost_peer_is_noticed(lab: Lab, tmp_path: Path, rank: int) -> None:
         end = training.run.attempt_end(1)
         assert end is not None
         assert end.first_failing_host == f"s{rank}-h0"
-        assert end.to_step >= 5
         assert "SIGKILL" in end.message
         lost, left = training.records()[rank], training.records()[1 - rank]
         assert (lost.status, lost.exit_code, lost.collateral) == (137, ExitCode.INFRASTRUCTURE, False)
