@@ -24,7 +24,7 @@ from benchmarks.machine import MUSTER, REPO, environment, run_module
 from launcher import ledger
 from launcher.compose import compose
 from launcher.orphans import HostProcesses
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, committed_step
 from launcher.storage import open_storage
 from recipes.contract import ExitCode, RunPath, attempt_path
 from recipes.load import recipe_to_dict
@@ -131,8 +131,8 @@ class Launch:
 
     def wait_for_commit(self) -> None:
         """Until a checkpoint is committed that is not yet."""
-        before = self._committed()
-        self._wait_for(lambda: self._committed() > before, "commit")
+        before = committed_step(self.run.storage)
+        self._wait_for(lambda: committed_step(self.run.storage) > before, "commit")
 
     def trainer_pid(self, attempt: int) -> int:
         """Process of the last host's trainer."""
@@ -160,10 +160,6 @@ class Launch:
         self.process.kill()
         self.process.wait()
         self._talk.close()
-
-    def _committed(self) -> int:
-        folder = self.path / RunPath.CHECKPOINTS
-        return max((int(path.parent.name) for path in folder.glob("*/commit_success.txt")), default=-1)
 
     def _wait_for(self, condition: Callable[[], object], what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
