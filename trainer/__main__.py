@@ -52,6 +52,8 @@ def read_recipe(path: Path) -> Recipe:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UserError(f"cannot read recipe {path}: {error}", hint="give a resolved recipe file") from error
     if isinstance(data, dict):
+        # `muster show` prints neither: the name of a recipe is its file's.
+        data = {"name": path.stem, **data}
         data.pop(RECIPE_HEADER, None)
     recipe = recipe_from_dict(data)
     problems = check(recipe)
@@ -71,6 +73,7 @@ def _run(recipe: Recipe, context: HostContext) -> int:
     with Reporter(recipe, context) as reporter:
         exit_code = train(recipe, context, reporter)
     jax.distributed.shutdown()
+    print(f"{exit_code.name.lower()}: {context.run_dir}", file=sys.stderr)
     return int(exit_code)
 
 
