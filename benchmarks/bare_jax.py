@@ -166,6 +166,7 @@ def step_times(recipe: Recipe) -> list[float]:
             float(previous)
             ends_s.append(time.perf_counter())
         previous = value
+    jax.block_until_ready(weights)  # a process must not end under a running program
     return np.diff(ends_s).tolist()
 
 
