@@ -19,7 +19,7 @@ from typing import NoReturn
 import yaml
 
 from recipes.check import check
-from recipes.contract import METRICS_DIR, RECIPE_HEADER, HostContext
+from recipes.contract import METRICS_DIR, RECIPE_HEADER, Env, HostContext
 from recipes.errors import RecipeError, UserError
 from recipes.load import recipe_from_dict
 from recipes.schema import Recipe
@@ -31,11 +31,11 @@ def main() -> NoReturn:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     arguments = _parse(sys.argv[1:])
-    scratch_dir = Path(tempfile.gettempdir())
+    scratch_dir = os.environ.get(Env.SCRATCH_DIR)
     try:
         recipe = read_recipe(arguments.recipe)
         context = _context(recipe, arguments.run_dir)
-        scratch_dir = Path(context.scratch_dir)
+        scratch_dir = context.scratch_dir
         leave(_run(recipe, context))
     except BaseException as error:
         end_process(classify(error), error, scratch_dir)

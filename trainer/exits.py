@@ -50,7 +50,7 @@ def classify(error: BaseException) -> Failure:
     return _failure(ExitCode.EXPERIMENT_FAILED, _first_line(text), "the traceback is in this host's log")
 
 
-def end_process(failure: Failure, error: BaseException, scratch_dir: Path) -> NoReturn:
+def end_process(failure: Failure, error: BaseException, scratch_dir: str | None) -> NoReturn:
     """Writes FAILURE_FILE, prints, and leaves at once.
 
     ``os._exit``, because a normal exit would wait for peers at the shutdown barrier while they wait
@@ -62,7 +62,8 @@ def end_process(failure: Failure, error: BaseException, scratch_dir: Path) -> No
     if failure.hint:
         print(f"hint: {failure.hint}", file=sys.stderr)
     try:
-        (scratch_dir / FAILURE_FILE).write_text(json.dumps(asdict(failure)))
+        if scratch_dir is not None:
+            Path(scratch_dir, FAILURE_FILE).write_text(json.dumps(asdict(failure)))
     except OSError as unwritable:
         print(f"warning: cannot write {FAILURE_FILE}: {unwritable}", file=sys.stderr)
     leave(failure.exit_code)
