@@ -215,7 +215,7 @@ class OptimizerConfig:
     """The optimizer and its schedule."""
 
     name: Literal["adamw"] = field(default="adamw", metadata=spec("optimizer, by name"))
-    learning_rate: float = field(metadata=spec("peak learning rate", above=0.0, maximum=1000.0))
+    learning_rate: float = field(metadata=spec("peak learning rate", above=0.0))
     schedule: Literal["cosine", "constant"] = field(
         default="cosine", metadata=spec("learning rate after the warm-up")
     )
