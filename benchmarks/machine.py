@@ -66,11 +66,11 @@ def run_module(words: Sequence[str], env: Mapping[str, str]) -> str:
     """What ``python -m WORDS`` prints.
 
     Raises:
-      RuntimeError: it failed; with the end of its stderr.
+      RuntimeError: it failed; with its stderr.
     """
     done = subprocess.run(
         [sys.executable, "-P", "-m", *words], cwd=REPO, env=env, capture_output=True, text=True
     )
     if done.returncode != 0:
-        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{' '.join(words)} ended with {done.returncode}:\n{done.stderr}")
     return done.stdout

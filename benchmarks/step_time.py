@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import shutil
 import statistics
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -77,5 +78,12 @@ def _bare_times(recipe: Path, num_devices: int, work: Path) -> Sequence[float]:
 
 
 def _run(words: Sequence[str], num_devices: int, work: Path) -> str:
+    """Once more where XLA's collectives of CPU devices gave up on each other, an XLA fault."""
     env = environment(work / "cache", JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES=str(num_devices))
+    try:
+        return run_module(words, env)
+    except RuntimeError as error:
+        if "rendezvous" not in str(error):
+            raise
+        print(f"  {words[0]}: a rendezvous of CPU devices timed out; run again", file=sys.stderr)
     return run_module(words, env)
