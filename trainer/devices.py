@@ -7,6 +7,7 @@ CPU client knows no slices: devices are ordered by process and divided evenly.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 
 import jax
@@ -20,12 +21,16 @@ from recipes.parallelism import AXES, MeshShape, mesh_shape
 from recipes.schema import Recipe
 
 _SHUTDOWN_TIMEOUT_S = 60
+_MIN_CPU_THREADS = 32
 
 
 def configure_platform(recipe: Recipe, num_processes: int) -> None:
     """Makes the CPU stand-in devices of this process; nothing on TPU. Call before any JAX computation."""
     if recipe.hardware.generation != "cpu":
         return
+    # Devices that wait in a collective hold a thread each, and a step may have several collectives under
+    # way: with XLA's usual one thread a core, they now and then wait for ever ("Termination timeout").
+    os.environ.setdefault("NPROC", str(_MIN_CPU_THREADS))
     total = slice_shape(recipe.hardware).num_devices * recipe.multislice.num_slices
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", total // num_processes)
