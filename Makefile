@@ -1,5 +1,5 @@
 # Thin on purpose: every target is one or two commands that can be typed without make.
-.PHONY: install quickstart test lint
+.PHONY: install quickstart test lint bench
 
 install:
 	@scripts/bootstrap.sh
@@ -16,3 +16,6 @@ lint:
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy --strict
 	.venv/bin/lint-imports
+
+bench: install
+	@.venv/bin/python -m benchmarks
