@@ -19,11 +19,12 @@ class Feed:
     def __init__(self, abstract: Batch) -> None:
         leaf = abstract.tokens_abt
         self._shape, self._sharding = leaf.shape, leaf.sharding
+        rows_ab = np.arange(self._shape[0] * self._shape[1]).reshape(self._shape[:2])
         indices = leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
-        self.rows: Sequence[int] = sorted({int(row) for index in indices for row in self._rows(index).flat})
+        self.rows: Sequence[int] = sorted({int(row) for i in indices for row in _part(rows_ab, i).flat})
         """Indices into the global batch, ascending."""
-        self._position = np.full(self._shape[0] * self._shape[1], -1)
-        self._position[self.rows] = np.arange(len(self.rows))
+        self._positions_ab = np.searchsorted(self.rows, rows_ab)
+        """Where each row of the batch is in ``rows``; only rows that are there are asked for."""
 
     def place(self, sequences: np.ndarray) -> Batch:
         """``sequences``: int32 (len(rows), t + 1), in the order of ``rows``."""
@@ -31,12 +32,12 @@ class Feed:
 
     def _put(self, tokens: np.ndarray) -> jax.Array:
         def shard(index: _Index) -> np.ndarray:
-            positions = self._position[self._rows(index)]
+            positions = _part(self._positions_ab, index)
             return np.ascontiguousarray(tokens[positions][..., index[2] if index else slice(None)])
 
         return jax.make_array_from_callback(self._shape, self._sharding, shard)
 
-    def _rows(self, index: _Index) -> np.ndarray:
-        """Rows of the global batch behind one device's part, as (parts, rows of a part)."""
-        rows = np.arange(self._shape[0] * self._shape[1]).reshape(self._shape[:2])
-        return rows[index[:2]] if index else rows
+
+def _part(grid_ab: np.ndarray, index: _Index) -> np.ndarray:
+    """What one device holds of a grid of (accumulation parts, rows of a part)."""
+    return grid_ab[index[:2]] if index else grid_ab

@@ -7,6 +7,7 @@ Counted as in the scaling-book (jax-ml/scaling-book, "transformers"): 6 per matm
 from __future__ import annotations
 
 from recipes.hardware import generation
+from recipes.parameters import count_active_parameters
 from recipes.schema import ModelConfig, Recipe
 
 
@@ -18,12 +19,10 @@ def step_flops(recipe: Recipe) -> float:
 
 def token_flops(model: ModelConfig, sequence_length: int) -> float:
     """Training FLOPs per token; scores and mixing of causal attention count half."""
+    norms = (2 * model.num_layers + 1) * model.embed_dim
+    looked_up = 0 if model.tie_embeddings else model.vocab_size * model.embed_dim
+    matmul = 6 * (count_active_parameters(model) - norms - looked_up)
     heads_width = model.num_heads * model.head_dim
-    attention_weights = model.embed_dim * (2 * heads_width + 2 * model.num_kv_heads * model.head_dim)
-    mlp_weights = 3 * model.embed_dim * model.mlp_dim * model.num_experts_per_token
-    router_weights = model.embed_dim * model.num_experts if model.num_experts > 1 else 0
-    layer_weights = attention_weights + mlp_weights + router_weights
-    matmul = 6 * (model.num_layers * layer_weights + model.embed_dim * model.vocab_size)
     causal_attention = 6 * model.num_layers * heads_width * sequence_length
     return float(matmul + causal_attention)
 

@@ -22,6 +22,7 @@ import jax
 
 from recipes.contract import METRICS_DIR, PROGRESS_FILE, ExitCode, HostContext, Phase, Progress
 from recipes.errors import UserError
+from recipes.hardware import slice_shape
 from recipes.schema import Recipe
 from trainer.flops import peak_flops_per_s, step_flops
 
@@ -191,6 +192,4 @@ class _Writer:
 
 
 def _num_chips(recipe: Recipe) -> int:
-    from recipes.hardware import slice_shape
-
     return slice_shape(recipe.hardware).num_chips * recipe.multislice.num_slices
