@@ -9,6 +9,7 @@ import enum
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 class ExitCode(enum.IntEnum):
@@ -162,6 +163,12 @@ def heartbeat_path(host: str) -> str:
 
 RECIPE_HEADER = "muster"
 """Top-level key of recipe.yaml that is no part of the recipe: schema version and fingerprint."""
+
+
+def cache_dir(environ: Mapping[str, str]) -> Path:
+    """Folder of one host that outlives attempts: data tables and compiled programs."""
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"
+
 
 PROGRESS_FILE = "progress.json"
 """In the scratch directory: the trainer's newest :class:`Progress`, replaced in place."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
 import socket
 import sys
-from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 
@@ -23,8 +21,3 @@ def free_address() -> str:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{probe.getsockname()[1]}"
-
-
-def cache_dir() -> Path:
-    """Folder of this host that outlives attempts: $XDG_CACHE_HOME/muster."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster"

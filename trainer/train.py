@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 from collections.abc import Iterable
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from recipes.contract import ExitCode, HostContext, Phase
+from recipes.contract import ExitCode, HostContext, Phase, cache_dir
 from recipes.errors import UserError
 from recipes.fingerprint import fingerprint
 from recipes.schema import Recipe
@@ -22,7 +23,6 @@ from trainer.devices import configure_platform, connect, make_mesh
 from trainer.feed import Feed
 from trainer.lockstep import Lockstep
 from trainer.metrics import Reporter
-from trainer.process import cache_dir
 from trainer.program import Params, build_program
 
 
@@ -32,7 +32,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
     Returns COMPLETE, or PREEMPTED after a notice with everything committed. Raises UserError for
     what the user can mend; the runtime's own errors pass through (see :mod:`trainer.exits`).
     """
-    data = open_data(recipe, cache_dir=cache_dir() / "data")
+    data = open_data(recipe, cache_dir=cache_dir(os.environ) / "data")
     reporter.describe_data(eval_unigram_entropy_nats=data.eval_unigram_entropy_nats)
     reporter.phase(Phase.CONNECTING)
     configure_platform(recipe, context.num_processes)

@@ -28,7 +28,7 @@ from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
 from launcher.shipping import output_cargo
 from launcher.storage import StorageError
-from recipes.contract import ExitCode, HostContext, host_name
+from recipes.contract import ExitCode, HostContext, cache_dir, host_name
 from recipes.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -65,7 +65,7 @@ def agent_env(inherited: Mapping[str, str], context: HostContext, devices_per_ho
     """The environment of one agent: what was inherited, without what belongs to other jobs, and its own."""
     env = {name: value for name, value in inherited.items() if not name.startswith(STRIPPED)}
     flags = re.sub(r"--xla_force_host_platform_device_count=\S*", "", env.pop("XLA_FLAGS", "")).strip()
-    cache = Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "muster" / "xla"
+    cache = cache_dir(env) / "xla"
     return {
         **env,
         **({"XLA_FLAGS": flags} if flags else {}),
