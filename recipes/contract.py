@@ -59,6 +59,32 @@ class Env(enum.StrEnum):
     """Local directory of this host and attempt: progress, logs, metrics before they are shipped."""
 
 
+class PodEnv(enum.StrEnum):
+    """What a JobSet's pods are given beside :class:`Env`, of which ATTEMPT is only known once they have met."""
+
+    BUNDLE = "MUSTER_BUNDLE"
+    """``sha256:<hex>`` of the code archive below :data:`BUNDLES`; absent when the image has the code."""
+    INCARNATION = "MUSTER_INCARNATION"
+    """Uid of the JobSet and its restart attempt; the same in all pods that belong together."""
+    POD_NAME = "MUSTER_POD_NAME"
+    POD_UID = "MUSTER_POD_UID"
+    POD_IP = "MUSTER_POD_IP"
+    NODE_NAME = "MUSTER_NODE_NAME"
+    TERMINATION_LOG = "MUSTER_TERMINATION_LOG"
+    """File whose content Kubernetes shows as the container's last words."""
+
+
+BUNDLES = ".bundles"
+"""Beside the run directories, in ``run.root``: ``<sha256 hex>.tar.gz``, code archives by content."""
+
+COORDINATOR_PORT = 8482
+"""Of JAX's coordination service; also the port that JAX itself uses on Cloud TPU."""
+GANG_PORT = 8483
+"""Where the agent of process 0 tells the others which attempt this is."""
+MEGASCALE_PORT = 8081
+"""Of the transport between slices."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostContext:
     """Who one process is within one attempt of a run. One process a host."""

@@ -173,6 +173,14 @@ class MultisliceConfig:
     """Number of slices and degrees of parallelism across them, over DCN. One axis may be -1."""
 
     num_slices: int = field(default=1, metadata=spec("slices of the job", Effect.SPEED, minimum=1))
+    min_slices: int | None = field(
+        default=None,
+        metadata=spec(
+            "fewest slices to go on with while others are away (target.controller=pathways)",
+            Effect.SPEED,
+            minimum=1,
+        ),
+    )
     data: int = field(default=-1, metadata=spec("replicas of the weights across slices", Effect.SPEED))
     fsdp: int = field(default=1, metadata=spec("shards of the weights across slices", Effect.SPEED))
 
@@ -266,11 +274,100 @@ class TargetConfig:
     capacity: Literal["on_demand", "spot", "reserved", "flex_start"] = field(
         default="on_demand", metadata=spec("how the chips are bought", Effect.OPERATION)
     )
+    reservation: str | None = field(
+        default=None,
+        metadata=spec("name of the reservation that target.capacity=reserved draws on", Effect.OPERATION),
+    )
     grace_period_s: float = field(
         default=30.0,
         metadata=spec(
             "seconds between the notice and the end of a host", Effect.OPERATION, minimum=5.0, maximum=3600.0
         ),
+    )
+    max_chips: int = field(
+        default=256,
+        metadata=spec("chips above which launching asks first", Effect.OPERATION, minimum=0),
+    )
+    max_cost: float = field(
+        default=1000.0,
+        metadata=spec("USD per hour above which launching asks first", Effect.OPERATION, minimum=0.0),
+    )
+    cluster: str | None = field(
+        default=None,
+        metadata=spec(
+            "kubeconfig context, or the name of a GKE cluster that one is for; null: the current one",
+            Effect.OPERATION,
+        ),
+    )
+    namespace: str = field(
+        default="default", metadata=spec("Kubernetes namespace of the JobSet", Effect.OPERATION)
+    )
+    image: str | None = field(
+        default=None,
+        metadata=spec("container image by digest: REPOSITORY@sha256:... (docs/image.md)", Effect.OPERATION),
+    )
+    ship_code: bool = field(
+        default=True,
+        metadata=spec("send the working tree to the hosts; false: the image has the code", Effect.OPERATION),
+    )
+    service_account: str | None = field(
+        default=None,
+        metadata=spec("Kubernetes service account, for Workload Identity", Effect.OPERATION),
+    )
+    queue: str | None = field(
+        default=None, metadata=spec("Kueue LocalQueue; null: without Kueue", Effect.OPERATION)
+    )
+    priority_class: str | None = field(
+        default=None, metadata=spec("Kueue WorkloadPriorityClass", Effect.OPERATION)
+    )
+    placement: Literal["exclusive", "topology", "any"] = field(
+        default="exclusive",
+        metadata=spec(
+            "a node pool for each slice (JobSet), Kueue's topology-aware scheduling, or any fitting nodes",
+            Effect.OPERATION,
+        ),
+    )
+    node_selector: Mapping[str, str] = field(
+        default_factory=dict, metadata=spec("further labels that nodes must have", Effect.OPERATION)
+    )
+    labels: Mapping[str, str] = field(
+        default_factory=dict, metadata=spec("labels for the JobSet and its pods", Effect.OPERATION)
+    )
+    env: Mapping[str, str] = field(
+        default_factory=dict, metadata=spec("environment variables of the hosts", Effect.OPERATION)
+    )
+    secrets: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=spec("environment variable -> SECRET/KEY in the namespace", Effect.OPERATION),
+    )
+    host_network: bool = field(
+        default=False,
+        metadata=spec(
+            "pods share their node's network: faster DCN on some clusters, no network policy, ports may clash",
+            Effect.OPERATION,
+        ),
+    )
+    privileged: bool = field(
+        default=False,
+        metadata=spec("pods may do everything on their node: for profilers that need it", Effect.OPERATION),
+    )
+    ttl_s: int = field(
+        default=7 * 86400,
+        metadata=spec("seconds that an ended JobSet stays in the cluster", Effect.OPERATION, minimum=0),
+    )
+    controller: Literal["multi", "pathways"] = field(
+        default="multi",
+        metadata=spec(
+            "multi: JAX on every host; pathways: one JAX process drives all slices through a proxy",
+            Effect.OPERATION,
+        ),
+    )
+    pathways_server_image: str | None = field(
+        default=None,
+        metadata=spec("image by digest of Pathways' resource manager and workers", Effect.OPERATION),
+    )
+    pathways_proxy_image: str | None = field(
+        default=None, metadata=spec("image by digest of Pathways' proxy", Effect.OPERATION)
     )
 
 

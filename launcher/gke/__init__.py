@@ -1,0 +1,1 @@
+"""GKE: a plan as a JobSet, submitted, watched and taken away with the Kubernetes API."""
