@@ -103,10 +103,15 @@ class LeaseGone(LeaseLost):
         self.hint = "it was removed or moved while the run went on; this process has stopped"
 
 
-def this_process(what: str) -> Owner:
-    """The calling process as an owner, with a new id."""
+def this_process(what: str, *, owner_id: str | None = None) -> Owner:
+    """The calling process as an owner.
+
+    Args:
+      what: what it does, for people.
+      owner_id: who it acts for, when others did so before it and certainly run no more; new if not given.
+    """
     return Owner(
-        id=secrets.token_hex(16),
+        id=owner_id or secrets.token_hex(16),
         hostname=socket.gethostname(),
         process=_own_process(),
         what=what,

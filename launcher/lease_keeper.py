@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 
-from launcher import lease
-from launcher.lease import LEASE_S, Held, LeaseLost
+from launcher.lease import LEASE_S, Held, LeaseLost, Owner
 from launcher.rundir import RunDir
 from recipes.errors import UserError
 
@@ -16,8 +15,8 @@ RENEWALS_A_LEASE = 4
 class LeaseKeeper:
     """A context manager: holds the lease inside, releases it at the end."""
 
-    def __init__(self, run: RunDir, what: str) -> None:
-        self._run, self._what = run, what
+    def __init__(self, run: RunDir, owner: Owner) -> None:
+        self._run, self._owner = run, owner
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._held: Held | None = None
@@ -25,7 +24,7 @@ class LeaseKeeper:
         """Set once another process has taken the run over."""
 
     def __enter__(self) -> LeaseKeeper:
-        self._held = self._run.acquire(lease.this_process(self._what), time.time())
+        self._held = self._run.acquire(self._owner, time.time())
         self._thread.start()
         return self
 

@@ -14,6 +14,7 @@ from types import FrameType
 
 import click
 
+from launcher import lease
 from launcher.backends.local import LocalBackend, LocalShape
 from launcher.cli import output, runs
 from launcher.cli.arguments import compose_recipe, recipe_arguments
@@ -100,7 +101,7 @@ def launch(
     for change in opened.changes:
         output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
     run = opened.run
-    with _stop_signals() as asked, LeaseKeeper(run, what) as keeper:
+    with _stop_signals() as asked, LeaseKeeper(run, lease.this_process(what)) as keeper:
         if done := _complete(run):
             return done
         run.clear_stop()
