@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -43,6 +43,7 @@ from recipes.contract import (
     Failure,
     HostContext,
     Phase,
+    PodEnv,
     Progress,
     attempt_path,
     heartbeat_path,
@@ -69,11 +70,18 @@ def shipping_reserve_s(grace_period_s: float) -> float:
     return min(5.0, grace_period_s / 4)
 
 
+type Orders = Callable[[], signal.Signals | None]
+"""SIGTERM to stop, SIGQUIT to hurry, asked at each tick: what the agent's surroundings want of it."""
+
+
 class Agent:
     """Runs one trainer to its end. Only the main thread touches processes."""
 
-    def __init__(self, context: HostContext, run: RunDir, tee: Tee, *, parent: int | None) -> None:
+    def __init__(
+        self, context: HostContext, run: RunDir, tee: Tee, *, parent: int | None, orders: Orders
+    ) -> None:
         self._context, self._run, self._tee, self._parent = context, run, tee, parent
+        self._orders = orders
         self._scratch = Path(context.scratch_dir)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_s: float | None = None
@@ -83,7 +91,10 @@ class Agent:
         self._progress: Progress | None = None
         self._progress_version: tuple[int, int] | None = None
         self._record = HostRecord(
-            host=context.host_name, hostname=socket.gethostname(), pid=os.getpid(), start_s=time.time()
+            host=context.host_name,
+            hostname=os.environ.get(PodEnv.NODE_NAME) or socket.gethostname(),
+            pid=os.getpid(),
+            start_s=time.time(),
         )
 
     def listen(self) -> None:
@@ -91,11 +102,11 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self._on_signal)
 
-    def run(self, argv: Sequence[str], env: Mapping[str, str], limits: RunConfig) -> ExitCode:
-        """Starts the trainer, sees it through and returns the agent's exit code."""
+    def run(self, argv: Sequence[str], env: Mapping[str, str], limits: RunConfig) -> HostRecord:
+        """Starts the trainer, sees it through and tells how it ended."""
         # Noted first, looked around second: whoever takes over from a dead launcher finds every writer.
         self._note_processes()
-        self._check_parent()
+        self._check_orders()
         if not self._stopping():
             # No thread may exist before the fork.
             self._process = processes.spawn_leashed(argv, env=env)
@@ -114,7 +125,7 @@ class Agent:
         finally:
             self._kill()
         self._finish(verdict, shipper)
-        return verdict.exit_code
+        return self._record
 
     def _see_through(self, limits: RunConfig) -> Verdict:
         process = self._process
@@ -146,7 +157,7 @@ class Agent:
 
     def _tick(self, watch: HangWatch) -> None:
         now_s = time.monotonic()
-        self._check_parent()
+        self._check_orders()
         self._read_progress()
         if self._hang:
             if self._hurry or now_s > self._hung_s + STACKS_S:
@@ -178,7 +189,10 @@ class Agent:
     def _nothing_to_save(self) -> bool:
         return self._progress is None or self._progress.phase in NOTHING_TO_SAVE
 
-    def _check_parent(self) -> None:
+    def _check_orders(self) -> None:
+        order = self._orders()
+        if order is not None and not (self._hurry if order == signal.SIGQUIT else self._stopping()):
+            self._on_signal(order, None)
         if self._parent is not None and self._stop_s is None and os.getppid() != self._parent:
             self._tee.say("the launcher is gone; stopping")
             self._on_signal(signal.SIGTERM, None)
@@ -271,7 +285,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if context is None:
         return _refuse("the environment of the contract is missing")
     try:
-        return run_agent(context, parent=options.parent)
+        record = run_agent(context, parent=options.parent)
+        return ExitCode.INFRASTRUCTURE if record.exit_code is None else record.exit_code
     except UserError as error:
         print(f"{error.message}; {error.hint}", file=sys.stderr)
         return error.exit_code
@@ -280,18 +295,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INFRASTRUCTURE
 
 
-def run_agent(context: HostContext, *, parent: int | None) -> int:
-    """Runs the trainer of ``context`` to its end."""
+def run_agent(
+    context: HostContext, *, parent: int | None = None, orders: Orders = lambda: None
+) -> HostRecord:
+    """Runs the trainer of ``context`` to its end and tells how it ended."""
     processes.adopt_orphans()
     scratch = Path(context.scratch_dir)
     scratch.mkdir(parents=True, exist_ok=True)
     tee = Tee(scratch / LOG_FILE, echo=sys.stdout.buffer)
     run = RunDir(open_storage(context.run_dir))
-    agent = Agent(context, run, tee, parent=parent)
+    agent = Agent(context, run, tee, parent=parent, orders=orders)
     agent.listen()
     recipe = read_recipe(run.storage, run.attempt_recipe_path(context.attempt))
     argv = [sys.executable, "-P", "-m", "trainer", str(_write_recipe(scratch, recipe))]
-    return int(agent.run(argv, {**os.environ, **context.to_env()}, recipe.run))
+    return agent.run(argv, {**os.environ, **context.to_env()}, recipe.run)
 
 
 def _write_recipe(scratch: Path, recipe: Recipe) -> Path:

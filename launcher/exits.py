@@ -66,7 +66,8 @@ def classify(end: TrainerEnd) -> Verdict:
         return Verdict(exit_code=ExitCode.COMPLETE, status=0, reason="complete")
     if end.hang:
         return Verdict(exit_code=ExitCode.INFRASTRUCTURE, status=status, reason=end.hang)
-    if end.stopping:
+    peer_lost = status == 128 + signal.SIGABRT and end.fatal_line
+    if end.stopping and not peer_lost:
         return Verdict(
             exit_code=ExitCode.PREEMPTED, status=status, reason=_stop_reason(end, status), hint=hint
         )
@@ -77,7 +78,6 @@ def classify(end: TrainerEnd) -> Verdict:
         return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason="ended by a notice at its start")
     if status in (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return Verdict(exit_code=ExitCode(status), status=status, reason=_message(end, status), hint=hint)
-    peer_lost = status == 128 + signal.SIGABRT and end.fatal_line
     # The runtime's own report of a broken connection can be there before a killed host is noticed.
     reported = status == ExitCode.INFRASTRUCTURE and end.failure is not None
     return Verdict(

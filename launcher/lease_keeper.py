@@ -13,7 +13,7 @@ RENEWALS_A_LEASE = 4
 
 
 class LeaseKeeper:
-    """A context manager: holds the lease inside, releases it at the end."""
+    """A context manager: holds the lease inside, releases it at the end; ``take`` may come earlier."""
 
     def __init__(self, run: RunDir, owner: Owner) -> None:
         self._run, self._owner = run, owner
@@ -23,9 +23,18 @@ class LeaseKeeper:
         self.lost: LeaseLost | None = None
         """Set once another process has taken the run over."""
 
+    def take(self) -> None:
+        """Takes the lease.
+
+        Raises:
+          LeaseHeld: somebody else has it.
+        """
+        if self._held is None:
+            self._held = self._run.acquire(self._owner, time.time())
+            self._thread.start()
+
     def __enter__(self) -> LeaseKeeper:
-        self._held = self._run.acquire(self._owner, time.time())
-        self._thread.start()
+        self.take()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -249,6 +250,12 @@ def encode_recipe(recipe: Recipe, fork: Fork | None = None) -> bytes:
     document = {RECIPE_HEADER: header, **recipe_to_dict(recipe)}
     text = yaml.safe_dump(document, sort_keys=False, allow_unicode=False)
     return text.encode()
+
+
+def launched_recipe(recipe: Recipe) -> tuple[str, bytes]:
+    """Path, relative to the run directory, and content of a recipe as hosts elsewhere read it."""
+    body = encode_recipe(recipe)
+    return f"{RunPath.LAUNCHES}/{hashlib.sha256(body).hexdigest()[:16]}.yaml", body
 
 
 def read_recipe(storage: Storage, path: str) -> Recipe:

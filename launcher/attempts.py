@@ -1,0 +1,139 @@
+"""Opening and closing attempts where nobody stands outside: process 0 of a JobSet keeps the books.
+
+What `launcher.supervise` does for local runs, JobSet and these functions do together: JobSet restarts
+and counts failures, process 0 numbers the attempts, ends those that could not do it themselves and
+stops a job that restarts without getting on.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome
+from launcher.ledger import AttemptEnd, HostRecord
+from launcher.rundir import RunDir, committed_step
+from recipes.contract import ExitCode
+from recipes.errors import UserError
+from recipes.schema import Recipe
+
+JOB = "job"
+"""In an attempt's lock: which launch it belongs to."""
+MAX_HOSTS_READ = 64
+"""With more hosts, those that did not call process 0 are taken as lost, not read one by one."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What an attempt begins with."""
+
+    recipe: Recipe
+    hosts: Sequence[str]
+    job: str
+    """Uid of the JobSet: restarts of one launch share it."""
+    lock: Mapping[str, Any]
+
+
+def open_attempt(run: RunDir, opening: Opening, now: float) -> int:
+    """Numbers a new attempt, after ending the one before it and looking whether the job gets on.
+
+    Raises:
+      UserError: as many attempts of this job as the recipe allows committed no new step.
+    """
+    close_last(run, now)
+    _refuse_crash_loop(run, opening)
+    lock = {**opening.lock, JOB: opening.job}
+    return run.next_attempt(now, recipe=opening.recipe, hosts=opening.hosts, lock=lock)
+
+
+def close_last(run: RunDir, now: float) -> None:
+    """Ends the newest attempt, if its process 0 died before it could; from what its hosts left."""
+    attempts = run.attempts()
+    if not attempts or run.attempt_end(attempts[-1]) is not None:
+        return
+    if run.attempt_start(attempts[-1]) is not None:
+        close_attempt(run, attempts[-1], {}, now=now)
+
+
+def close_attempt(run: RunDir, attempt: int, told: Mapping[str, HostEnd], *, now: float) -> AttemptOutcome:
+    """Writes how an attempt ended, and returns it.
+
+    Args:
+      run: its run.
+      attempt: its number.
+      told: how hosts ended that said so.
+      now: Unix time.
+    """
+    start = run.attempt_start(attempt)
+    ends, hosts = dict(told), start.hosts if start else tuple(told)
+    if len(ends) < len(hosts) <= MAX_HOSTS_READ:
+        records = {record.host: record for record in run.hosts(attempt)}
+        ends = {**{host: host_end(record) for host, record in records.items()}, **ends}
+    outcome = attempt_outcome([ends.get(host) or _lost(host, now) for host in hosts])
+    failed = outcome.exit_code != ExitCode.COMPLETE
+    end = AttemptEnd(
+        end_s=now,
+        exit_code=int(outcome.exit_code),
+        first_failing_host=outcome.host or None,
+        message=outcome.reason if failed else "",
+        hint=outcome.hint,
+        from_step=start.from_step if start else -1,
+        to_step=committed_step(run.storage),
+    )
+    run.write_attempt_end(attempt, end)
+    return outcome
+
+
+def host_end(record: HostRecord) -> HostEnd:
+    """How a host ended, from its own record."""
+    if record.exit_code is None or record.end_s is None:
+        return _lost(record.host, record.start_s)
+    return HostEnd(
+        host=record.host,
+        exit_code=record.exit_code,
+        reason=record.reason,
+        hint=record.hint,
+        time_s=record.end_s,
+        collateral=record.collateral,
+        hung=record.hung,
+    )
+
+
+def _lost(host: str, time_s: float) -> HostEnd:
+    return HostEnd(
+        host=host,
+        exit_code=ExitCode.INFRASTRUCTURE,
+        reason="it was lost: its node went away, or its pod was killed",
+        time_s=time_s,
+    )
+
+
+def _refuse_crash_loop(run: RunDir, opening: Opening) -> None:
+    limit = opening.recipe.run.max_attempts_without_progress
+    ends = [run.attempt_end(attempt) for attempt in itertools.islice(_of_job(run, opening.job), limit)]
+    if len(ends) < limit or any(end is None or _got_on(end) for end in ends):
+        return
+    last = ends[0]
+    assert last is not None
+    host = f"{last.first_failing_host}: " if last.first_failing_host else ""
+    raise UserError(
+        f"{limit} attempts in a row committed no new step (run.max_attempts_without_progress={limit});"
+        f" the last: {host}{last.message}",
+        hint="read the log of that host, mend the cause, and launch again",
+        exit_code=ExitCode.EXPERIMENT_FAILED,
+    )
+
+
+def _got_on(end: AttemptEnd) -> bool:
+    return end.to_step > end.from_step or end.exit_code == ExitCode.COMPLETE
+
+
+def _of_job(run: RunDir, job: str) -> Iterable[int]:
+    """The attempts of one launch, newest first."""
+    for attempt in reversed(run.attempts()):
+        start = run.attempt_start(attempt)
+        if start is None or start.lock.get(JOB) != job:
+            return
+        yield attempt
