@@ -1,0 +1,343 @@
+"""The Kubernetes API: the only importer of ``kubernetes``, and only inside functions.
+
+    cluster = connect("my-cluster", "default")
+    cluster.get(JOBSETS, "my-run")
+
+The official client reads the kubeconfig (certificates, tokens, exec plugins, proxies) and makes the
+connection pool. Requests go through that pool as they are: the generated API classes would add half a
+second of imports and hide the bytes. Every call has a timeout, and idempotent ones are tried again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import yaml
+
+from launcher.gke.api_errors import Call, ClusterError, Conflicting, Missing, is_retried, refusal, unreachable
+from launcher.gke.kubeconfig import choose_context
+from launcher.gke.names import FIELD_MANAGER
+from launcher.gke.objects import Object, Resource, items, text
+from launcher.text import one_line
+from recipes.errors import UserError
+
+CONNECT_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 30.0
+BACKOFFS_S = (0.2, 0.5, 1.0, 2.0)
+"""Before each further try of an idempotent request."""
+MAX_RETRY_AFTER_S = 10.0
+PAGE = 500
+CONNECTIONS = 32
+"""Kept open to one server: as many threads may read at once."""
+IN_CLUSTER = "in-cluster"
+"""Context name inside a pod, where there is no kubeconfig."""
+_APPLY = "application/apply-patch+yaml"
+_METADATA = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Listing:
+    """Objects of one kind."""
+
+    items: Sequence[Object]
+    more: bool
+    """There are others beyond the limit."""
+
+
+def connect(cluster: str | None, namespace: str, *, sleep: Callable[[float], None] = time.sleep) -> Cluster:
+    """The cluster of a context (see :mod:`launcher.gke.kubeconfig`); no request is made yet.
+
+    Raises:
+      UserError: the kubeconfig is missing or damaged, no context fits, or its credential plugin fails.
+    """
+    context, configuration = _configuration(cluster)
+    return Cluster(context, namespace, configuration, sleep)
+
+
+class Cluster:
+    """One namespace of one cluster. Safe to share between threads.
+
+    All methods raise ClusterError subclasses, or UserError when credentials cannot be renewed.
+    """
+
+    def __init__(
+        self, context: str, namespace: str, configuration: Any, sleep: Callable[[float], None]
+    ) -> None:
+        from kubernetes.client import rest
+
+        self.context, self.namespace = context, namespace
+        self.server: str = configuration.host
+        configuration.connection_pool_maxsize = CONNECTIONS
+        http: Any = vars(rest)["urllib3"]
+        if not configuration.verify_ssl:
+            # The kubeconfig says so; a warning at each request helps nobody.
+            http.disable_warnings(http.exceptions.InsecureRequestWarning)
+        self._configuration, self._sleep = configuration, sleep
+        self._http_error: type[Exception] = http.exceptions.HTTPError
+        self._pool: Any = rest.RESTClientObject(configuration).pool_manager
+        self._timeout = http.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
+
+    def get(self, resource: Resource, name: str) -> Object | None:
+        """One object; None when there is none of that name."""
+        call = self._call("get", resource, name)
+        try:
+            return _object(self._request(call, "GET", self._path(resource, name)))
+        except Missing:
+            return None
+
+    def list(
+        self,
+        resource: Resource,
+        *,
+        labels: str = "",
+        fields: str = "",
+        limit: int | None = None,
+        metadata_only: bool = False,
+    ) -> Listing:
+        """Objects that fit the selectors, read in pages.
+
+        Args:
+          resource: their kind.
+          labels: label selector.
+          fields: field selector.
+          limit: how many at most; None for all.
+          metadata_only: leave out specs and status, which is much less to read.
+        """
+        call, found, token = self._call("list", resource), list[Object](), ""
+        accept = {"Accept": _METADATA} if metadata_only else {}
+        while True:
+            page = PAGE if limit is None else min(PAGE, limit - len(found))
+            query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page), "continue": token}
+            body = _object(self._request(call, "GET", self._path(resource), query=query, headers=accept))
+            found += items(body, "items")
+            token = text(body, "metadata", "continue")
+            if not token or (limit is not None and len(found) >= limit):
+                return Listing(items=found, more=bool(token))
+
+    def apply(self, resource: Resource, name: str, body: bytes, *, dry_run: bool = False) -> Object:
+        """Server-side apply of these very bytes; unknown fields and other owners' fields are errors."""
+        query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
+        query |= {"dryRun": "All"} if dry_run else {}
+        call = self._call("patch", resource, name)
+        path, headers = self._path(resource, name), {"Content-Type": _APPLY}
+        return _object(self._request(call, "PATCH", path, query=query, headers=headers, body=body))
+
+    def delete(self, resource: Resource, name: str, *, uid: str) -> bool:
+        """Begins the deletion of one object after all that it owns; False when this object is gone already.
+
+        Args:
+          resource: its kind.
+          name: its name.
+          uid: of the object meant; another one of the same name is left alone.
+        """
+        options = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid}}
+        body = json.dumps({"kind": "DeleteOptions", "apiVersion": "v1", **options}).encode()
+        call, headers = self._call("delete", resource, name), {"Content-Type": "application/json"}
+        try:
+            self._request(call, "DELETE", self._path(resource, name), headers=headers, body=body)
+        except (Missing, Conflicting):
+            return False
+        return True
+
+    def may(self, verb: str, resource: Resource, subresource: str = "") -> bool:
+        """Whether these credentials allow a verb in the namespace."""
+        review = Resource(
+            group="authorization.k8s.io", version="v1", plural="selfsubjectaccessreviews", namespaced=False
+        )
+        asked = {
+            "verb": verb,
+            "group": resource.group,
+            "resource": resource.plural,
+            "subresource": subresource,
+        }
+        asked |= {"namespace": self.namespace} if resource.namespaced else {}
+        document = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": asked},
+        }
+        call, headers = self._call("create", review), {"Content-Type": "application/json"}
+        answer = self._request(
+            call, "POST", self._path(review), headers=headers, body=json.dumps(document).encode()
+        )
+        status = _object(answer).get("status")
+        return isinstance(status, Mapping) and status.get("allowed") is True
+
+    def read(self, path: str) -> Object:
+        """A document at a path of the server that is no resource, for example ``/version``."""
+        return _object(self._request(self._call("get", None, path), "GET", path))
+
+    def log(
+        self,
+        pod: str,
+        container: str,
+        *,
+        tail_lines: int | None = None,
+        since_s: int | None = None,
+        limit_bytes: int | None = None,
+        timestamps: bool = False,
+    ) -> bytes:
+        """What a container has written so far; empty when the pod is gone or has not started."""
+        query = {
+            "container": container,
+            "tailLines": _given(tail_lines),
+            "sinceSeconds": _given(since_s),
+            "limitBytes": _given(limit_bytes),
+            "timestamps": "true" if timestamps else "",
+        }
+        call = self._call("get", _PODS_LOG, pod)
+        try:
+            return self._request(call, "GET", f"{self._path(_PODS, pod)}/log", query=query)
+        except Missing:
+            return b""
+        except ClusterError as error:
+            # 400: the container waits to start.
+            if error.status == 400:
+                return b""
+            raise
+
+    def _call(self, verb: str, resource: Resource | None, name: str = "") -> Call:
+        return Call(context=self.context, namespace=self.namespace, verb=verb, resource=resource, name=name)
+
+    def _path(self, resource: Resource, name: str = "") -> str:
+        path = resource.path(quote(self.namespace, safe=""))
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    def _request(
+        self,
+        call: Call,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> bytes:
+        """One request, tried again where that can help; all callers' requests are idempotent."""
+        given = {name: value for name, value in (query or {}).items() if value}
+        url = f"{self.server}{path}" + (f"?{urlencode(given)}" if given else "")
+        for backoff_s in (*BACKOFFS_S, None):
+            try:
+                # Its own retries and redirects are off: they would hide what happened.
+                answer = self._pool.request(
+                    method, url, headers=self._headers(headers or {}), body=body,
+                    timeout=self._timeout, retries=False,
+                )  # fmt: skip
+            except self._http_error as error:
+                if backoff_s is None:
+                    raise unreachable(self.context, self.server, str(error)) from error
+                self._sleep(backoff_s)
+                continue
+            data: bytes = answer.data
+            if 200 <= answer.status < 300:
+                return data
+            if backoff_s is None or not is_retried(answer.status, data):
+                raise refusal(call, answer.status, data)
+            self._sleep(max(backoff_s, _retry_after_s(answer.headers)))
+        raise AssertionError("the last try returns or raises")
+
+    def _headers(self, own: Mapping[str, str]) -> dict[str, str]:
+        with _credential_errors(self.context):
+            # Renews a token that has expired.
+            settings = self._configuration.auth_settings()
+        auth = {each["key"]: each["value"] for each in settings.values() if each["value"]}
+        return {
+            "Accept": "application/json",
+            "Accept-Encoding": "gzip",
+            "User-Agent": "muster",
+            **auth,
+            **own,
+        }
+
+
+_PODS = Resource(group="", version="v1", plural="pods")
+_PODS_LOG = Resource(group="", version="v1", plural="pods/log")
+
+
+def _given(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float:
+    seconds = headers.get("Retry-After", "")
+    return min(float(seconds), MAX_RETRY_AFTER_S) if seconds.isdigit() else 0.0
+
+
+def _object(body: bytes) -> Object:
+    try:
+        found = json.loads(body)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ClusterError(
+            f"the cluster's answer is no object: {one_line(body[:200].decode(errors='replace'))}",
+            hint="something else answers at the address of its API server; look at the kubeconfig",
+        )
+    return found
+
+
+def _configuration(cluster: str | None) -> tuple[str, Any]:
+    """The context's name and the official client's configuration of it."""
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException, incluster_config, kube_config
+
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
+    configuration: Any = Configuration()
+    merger_of: Any = kube_config.KubeConfigMerger
+    loader_of: Any = kube_config.KubeConfigLoader
+    load_incluster: Any = incluster_config.load_incluster_config
+    try:
+        merged = merger_of(files).config
+        if merged is None:
+            if cluster is None and "KUBERNETES_SERVICE_HOST" in os.environ:
+                load_incluster(client_configuration=configuration)
+                return IN_CLUSTER, configuration
+            raise UserError(
+                f"there is no kubeconfig at {files}",
+                hint="`gcloud container clusters get-credentials NAME --location=LOCATION` makes one",
+            )
+        context = choose_context(cluster, *_contexts(merged.value))
+        loader = loader_of(merged, active_context=context, config_base_path=None)
+        with _credential_errors(context):
+            loader.load_and_set(configuration)
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
+        raise UserError(
+            f"the kubeconfig {files} cannot be used: {one_line(str(error))}",
+            hint="`kubectl config view` shows what is in it; KUBECONFIG names another",
+        ) from error
+    return context, configuration
+
+
+def _contexts(config: object) -> tuple[Sequence[str], str]:
+    """Names of all contexts, and the current one."""
+    nodes = config.get("contexts") if isinstance(config, Mapping) else None
+    values = [getattr(node, "value", node) for node in nodes] if isinstance(nodes, list) else []
+    return [text(value, "name") for value in values], text(config, "current-context")
+
+
+@contextlib.contextmanager
+def _credential_errors(context: str) -> Iterator[None]:
+    """The client only logs that a credential plugin failed, and goes on without credentials."""
+    said: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    handler.addFilter(lambda record: record.name == "root")
+    root = logging.getLogger()
+    root.addHandler(handler)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+    if said:
+        raise UserError(
+            f"no credentials for context {context}: {one_line(said[0])}",
+            hint="log in again; GKE contexts need `gcloud components install gke-gcloud-auth-plugin`",
+        )
