@@ -50,6 +50,24 @@ def keys() -> Mapping[str, Key]:
     return {key.path: key for key in _walk(Recipe, "")}
 
 
+@functools.cache
+def free_form() -> Sequence[str]:
+    """Keys that hold a mapping whose names are the user's own, for example ``target.env``."""
+    return [path for path, key in keys().items() if _is_mapping(key.type)]
+
+
+def free_form_node(path: str) -> str | None:
+    """The free-form key that ``path`` is an entry of: ``target.env`` of ``target.env.FOO``.
+
+    What follows the key is the entry's name, whole: it may hold dots and slashes.
+    """
+    return next((node for node in free_form() if path.startswith(f"{node}.")), None)
+
+
+def _is_mapping(hint: Any) -> bool:
+    return typing.get_origin(hint) is Mapping
+
+
 def _walk(cls: type[Any], prefix: str) -> Iterator[Key]:
     hints = typing.get_type_hints(cls)
     for field in dataclasses.fields(cls):
@@ -57,8 +75,13 @@ def _walk(cls: type[Any], prefix: str) -> Iterator[Key]:
         if dataclasses.is_dataclass(hint):
             yield from _walk(typing.cast(type[Any], hint), f"{path}.")
             continue
-        default = MISSING if field.default is dataclasses.MISSING else field.default
-        yield Key(path=path, type=hint, default=default, **field.metadata)
+        yield Key(path=path, type=hint, default=_default(field), **field.metadata)
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return MISSING if field.default is dataclasses.MISSING else field.default
 
 
 def defaults() -> dict[str, Any]:
@@ -90,26 +113,35 @@ def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings -> dotted path to leaf."""
+    """Nested mappings -> dotted path to leaf. A free-form key is one leaf: the mapping itself."""
     flat: dict[str, Any] = {}
     for name, value in data.items():
-        if isinstance(value, Mapping) and value:
-            flat.update(flatten(value, f"{prefix}{name}."))
+        path = f"{prefix}{name}"
+        if isinstance(value, Mapping) and value and path not in free_form():
+            flat.update(flatten(value, f"{path}."))
         else:
-            flat[f"{prefix}{name}"] = value
+            flat[path] = value
     return flat
 
 
 def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The inverse of :func:`flatten`."""
+    """The inverse of :func:`flatten`; also takes single entries, ``target.env.FOO``."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
-        *parents, leaf = path.split(".")
+        parents, leaf = _split(path)
         node = nested
         for parent in parents:
             node = node.setdefault(parent, {})
-        node[leaf] = value
+        node[leaf] = dict(value) if isinstance(value, Mapping) else value
     return nested
+
+
+def _split(path: str) -> tuple[Sequence[str], str]:
+    free = free_form_node(path)
+    if free is not None:
+        return free.split("."), path.removeprefix(f"{free}.")
+    *parents, leaf = path.split(".")
+    return parents, leaf
 
 
 def nearest(word: str, candidates: Iterable[str]) -> str | None:
@@ -161,7 +193,7 @@ class _Reader:
         path = f"{prefix}{field.name}"
         if dataclasses.is_dataclass(hint):
             return self.read(typing.cast(type[Any], hint), data.get(field.name, {}), f"{path}.")
-        value = data.get(field.name, MISSING if field.default is dataclasses.MISSING else field.default)
+        value = data.get(field.name, keys()[path].default)
         if isinstance(value, str) and value == MISSING:
             return self.report(path, None, "must be given", f"set {path} ({field.metadata['doc']})")
         return self._value(keys()[path], hint, value)
@@ -172,6 +204,8 @@ class _Reader:
             return None if value is None else self._value(key, options[0], value)
         if typing.get_origin(hint) is Literal:
             return self._choice(key, typing.get_args(hint), value)
+        if _is_mapping(hint):
+            return self._entries(key, value)
         converted = _convert(hint, value)
         if converted is _INVALID:
             wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
@@ -180,6 +214,21 @@ class _Reader:
                 fix = f"write {int(value)}"
             return self.report(key.path, value, f"is not {wanted}", fix)
         return self._bounded(key, converted)
+
+    def _entries(self, key: Key, value: object) -> object:
+        """A free-form mapping of texts, sorted by name: what it was merged from leaves no trace."""
+        if not isinstance(value, Mapping):
+            return self.report(
+                key.path, value, "is not a mapping", f"give names and texts, or leave it out: {key.doc}"
+            )
+        for name, text in value.items():
+            if not isinstance(name, str):
+                self.report(f"{key.path}.{name}", None, "has a name that is not a text", "quote the name")
+            elif not isinstance(text, str):
+                self.report(f"{key.path}.{name}", text, "is not a text", _quote_it(name, text))
+        if not all(isinstance(part, str) for entry in value.items() for part in entry):
+            return _INVALID
+        return dict(sorted(value.items()))
 
     def _choice(self, key: Key, options: tuple[str, ...], value: object) -> object:
         if value in options:
@@ -218,3 +267,13 @@ def _convert(hint: Any, value: object) -> object:
     if type(value) is hint:
         return value
     return _INVALID
+
+
+def _quote_it(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        return f'quote it: {name}: "{str(value).lower()}"'
+    if isinstance(value, int):
+        return f'quote it: {name}: "{value}"'
+    return (
+        f'quote it, for example {name}: "1e-3"' if isinstance(value, float) else f'give a text: {name}: "..."'
+    )
