@@ -7,7 +7,9 @@ stops a job that restarts without getting on.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +73,7 @@ def close_attempt(run: RunDir, attempt: int, told: Mapping[str, HostEnd], *, now
     if len(ends) < len(hosts) <= MAX_HOSTS_READ:
         records = {record.host: record for record in run.hosts(attempt)}
         ends = {**{host: host_end(record) for host, record in records.items()}, **ends}
-    outcome = attempt_outcome([ends.get(host) or _lost(host, now) for host in hosts])
+    outcome = attempt_outcome(_blamed([ends.get(host) or _lost(host) for host in hosts]))
     failed = outcome.exit_code != ExitCode.COMPLETE
     end = AttemptEnd(
         end_s=now,
@@ -89,7 +91,7 @@ def close_attempt(run: RunDir, attempt: int, told: Mapping[str, HostEnd], *, now
 def host_end(record: HostRecord) -> HostEnd:
     """How a host ended, from its own record."""
     if record.exit_code is None or record.end_s is None:
-        return _lost(record.host, record.start_s)
+        return _lost(record.host)
     return HostEnd(
         host=record.host,
         exit_code=record.exit_code,
@@ -101,13 +103,26 @@ def host_end(record: HostRecord) -> HostEnd:
     )
 
 
-def _lost(host: str, time_s: float) -> HostEnd:
+def _lost(host: str) -> HostEnd:
+    """When is unknown: before anything that others did about it."""
     return HostEnd(
         host=host,
         exit_code=ExitCode.INFRASTRUCTURE,
         reason="it was lost: its node went away, or its pod was killed",
-        time_s=time_s,
+        time_s=0.0,
     )
+
+
+def _blamed(ends: Sequence[HostEnd]) -> Sequence[HostEnd]:
+    """The same ends; hosts that JobSet stopped because another had failed are not taken for the cause."""
+    failures = [end.time_s for end in ends if end.exit_code == ExitCode.INFRASTRUCTURE and not end.collateral]
+    first_s = min(failures, default=math.inf)
+    return [
+        dataclasses.replace(end, collateral=True)
+        if end.exit_code == ExitCode.PREEMPTED and end.time_s > first_s
+        else end
+        for end in ends
+    ]
 
 
 def _refuse_crash_loop(run: RunDir, opening: Opening) -> None:
