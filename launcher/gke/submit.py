@@ -1,0 +1,244 @@
+"""Makes a run's JobSet be there, once, however often and by however many launchers it is asked for.
+
+The JobSet's name is the run's, so the API server itself keeps a second one out. What to do about what
+is there already is one pure decision, ``standing``; its table is tests/unit/test_gke_submit.py. Killed
+anywhere, the next submission finds one of these standings and goes on from there.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.gke import names
+from launcher.gke.api_errors import ClusterError, Conflicting, Refused
+from launcher.gke.client import Cluster
+from launcher.gke.look import pods_in
+from launcher.gke.manifest import manifest_bytes
+from launcher.gke.objects import JOBSETS, Object, annotation, is_deleting, is_true, label, name, text, uid
+from recipes.contract import ExitCode
+from recipes.errors import UserError
+
+GONE_TIMEOUT_S = 900.0
+"""For all pods of an ended JobSet to be gone."""
+POLL_S = 0.2
+MAX_POLL_S = 2.0
+SAY_PERIOD_S = 10.0
+MAX_ROUNDS = 10
+"""Of looking and acting: more means that others keep changing it."""
+MAX_DIFFERENCES = 8
+PATTERNS = "onJobFailureMessagePatterns"
+
+
+class Standing(enum.StrEnum):
+    """What is there under the run's name, seen from what is wanted."""
+
+    ABSENT = "absent"
+    SAME = "the same, live"
+    OTHER = "another specification, live"
+    ENDED = "ended"
+    DELETING = "being deleted"
+    FOREIGN = "not ours"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What is to be submitted."""
+
+    manifest: Mapping[str, Any]
+    fallback: Mapping[str, Any]
+    """The same without message patterns, for a JobSet that does not know them."""
+
+    @property
+    def run(self) -> str:
+        return name(self.manifest)
+
+    @property
+    def specs(self) -> Sequence[str]:
+        return [label(each, names.SPEC) for each in (self.manifest, self.fallback)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Submitted:
+    """A run's JobSet that is there now."""
+
+    jobset: Object
+    created: bool
+    """False: it was there already, and is what was wanted."""
+    degraded: bool
+    """JobSet is too old for message patterns: preemptions count as restarts."""
+
+
+def standing(found: Object | None, wanted: Wanted) -> Standing:
+    """What is there, seen from what is wanted."""
+    if found is None:
+        return Standing.ABSENT
+    if not is_ours(found, wanted.run) or annotation(found, names.RUN_DIR) != annotation(
+        wanted.manifest, names.RUN_DIR
+    ):
+        return Standing.FOREIGN
+    if is_deleting(found):
+        return Standing.DELETING
+    if is_true(found, "Completed") or is_true(found, "Failed"):
+        return Standing.ENDED
+    return Standing.SAME if label(found, names.SPEC) in wanted.specs else Standing.OTHER
+
+
+def is_ours(found: Object, run: str) -> bool:
+    """Whether its labels prove that Muster made it for a run of this name."""
+    return label(found, names.MANAGED_BY) == names.OWNER and label(found, names.RUN) == run
+
+
+def refuse(kind: Standing, found: Object, wanted: Wanted, cluster: Cluster) -> None:
+    """Raises UserError when what is there must not be touched."""
+    where = f"JobSet {wanted.run} in namespace {cluster.namespace} of cluster {cluster.context}"
+    if kind is Standing.FOREIGN:
+        raise _foreign(where, found, wanted)
+    if kind is Standing.OTHER:
+        differing = [f"\n  {line}" for line in differences(wanted.manifest, found)]
+        raise UserError(
+            f"{where} runs with other settings or code; what differs:{''.join(differing[:MAX_DIFFERENCES])}",
+            hint=f"stop it first: `muster stop {annotation(found, names.RUN_DIR)}`, then launch again;"
+            " it resumes from its checkpoint",
+        )
+
+
+class Submission:
+    """One submission; each method goes one step."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        wanted: Wanted,
+        *,
+        say: Callable[[str], None],
+        sleep: Callable[[float], None],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._cluster, self._wanted = cluster, wanted
+        self._say, self._sleep, self._monotonic = say, sleep, monotonic
+
+    def submit(self) -> Submitted:
+        """Looks and acts until the wanted JobSet is there.
+
+        Raises:
+          UserError: what is there must not be touched, the cluster refuses, or the old one does not go away.
+        """
+        lost: ClusterError | None = None
+        for _ in range(MAX_ROUNDS):
+            found = self._cluster.get(JOBSETS, self._wanted.run)
+            kind = standing(found, self._wanted)
+            if found is None:
+                try:
+                    if made := self._create():
+                        return made
+                except (Conflicting, Refused) as error:
+                    # Somebody else was quicker: look again at what is there now.
+                    if self._cluster.get(JOBSETS, self._wanted.run) is None:
+                        raise
+                    lost = error
+                continue
+            if kind is Standing.SAME:
+                return Submitted(jobset=found, created=False, degraded=self._is_degraded(found))
+            refuse(kind, found, self._wanted, self._cluster)
+            self._remove(found, kind)
+        raise lost or UserError(
+            f"JobSet {self._wanted.run} keeps changing: others act on it too",
+            hint="see who launches this run, then try again",
+            exit_code=ExitCode.INFRASTRUCTURE,
+        )
+
+    def _create(self) -> Submitted | None:
+        """None when what it met was being deleted after all."""
+        run, degraded = self._wanted.run, False
+        try:
+            made = self._cluster.apply(JOBSETS, run, manifest_bytes(self._wanted.manifest))
+        except ClusterError as error:
+            if PATTERNS not in error.message:
+                raise
+            degraded = True
+            made = self._cluster.apply(JOBSETS, run, manifest_bytes(self._wanted.fallback))
+        if standing(made, self._wanted) is not Standing.SAME:
+            return None
+        return Submitted(jobset=made, created=True, degraded=degraded)
+
+    def _remove(self, found: Object, kind: Standing) -> None:
+        """Deletes an ended JobSet, if nobody does yet, and waits until it is gone with its pods."""
+        if kind is Standing.ENDED:
+            self._say(f"removing the ended JobSet {self._wanted.run}")
+            self._cluster.delete(JOBSETS, self._wanted.run, uid=uid(found))
+        wait_gone(self._cluster, found, say=self._say, sleep=self._sleep, monotonic=self._monotonic)
+
+    def _is_degraded(self, found: Object) -> bool:
+        return label(found, names.SPEC) == label(self._wanted.fallback, names.SPEC)
+
+
+def wait_gone(
+    cluster: Cluster,
+    jobset: Object,
+    *,
+    say: Callable[[str], None],
+    sleep: Callable[[float], None],
+    monotonic: Callable[[], float],
+    timeout_s: float = GONE_TIMEOUT_S,
+) -> None:
+    """Returns once this very JobSet is gone; its Jobs and pods go before it.
+
+    Raises:
+      UserError: it is still there after ``timeout_s``; the message names a pod that stays.
+    """
+    run, began_s, poll_s = name(jobset), monotonic(), POLL_S
+    said_s = began_s
+    while (found := cluster.get(JOBSETS, run)) is not None and uid(found) == uid(jobset):
+        now_s = monotonic()
+        if now_s - began_s >= timeout_s:
+            raise _stuck(cluster, jobset, timeout_s)
+        if now_s - said_s >= SAY_PERIOD_S:
+            said_s = now_s
+            say(f"JobSet {run} is being deleted: {now_s - began_s:.0f} s; its hosts may still save")
+        sleep(poll_s)
+        poll_s = min(poll_s * 1.5, MAX_POLL_S)
+
+
+def differences(wanted: object, found: object, path: str = "") -> Iterator[str]:
+    """Where what is there is not what is wanted; what the API server added does not count."""
+    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+        for key, value in wanted.items():
+            if key != names.SPEC:
+                yield from differences(value, found.get(key), f"{path}.{key}".lstrip("."))
+    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
+        for index, value in enumerate(wanted):
+            where = text(value, "name") or str(index)
+            yield from differences(value, found[index], f"{path}[{where}]")
+    elif wanted != found:
+        yield f"{path}: {_short(found)} -> {_short(wanted)}"
+
+
+def _short(value: object) -> str:
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."
+
+
+def _foreign(where: str, found: Object, wanted: Wanted) -> UserError:
+    if not is_ours(found, wanted.run):
+        return UserError(
+            f"{where} was not made by Muster for this run",
+            hint="choose another name with run.name=NAME, or another target.namespace",
+        )
+    return UserError(
+        f"{where} belongs to the run in {annotation(found, names.RUN_DIR)},"
+        f" not to {annotation(wanted.manifest, names.RUN_DIR)}",
+        hint="choose another name with run.name=NAME, another target.namespace, or that run's run.root",
+    )
+
+
+def _stuck(cluster: Cluster, jobset: Object, timeout_s: float) -> UserError:
+    left = [pod for phase in ("Running", "Pending", "Failed") for pod in pods_in(cluster, jobset, phase)]
+    pod = f": pod {name(left[0])} on node {text(left[0], 'spec', 'nodeName') or '-'} stays" if left else ""
+    return UserError(
+        f"JobSet {name(jobset)} is still being deleted after {timeout_s:g} s{pod}",
+        hint="look at that node (a lost one keeps its pods until it is removed), then try again",
+        exit_code=ExitCode.INFRASTRUCTURE,
+    )
