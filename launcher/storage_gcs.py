@@ -11,6 +11,7 @@ import functools
 import os
 import secrets
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from launcher.storage_types import (
@@ -30,9 +31,14 @@ from launcher.storage_types import (
 
 CALL_TIMEOUT_S = (10.0, 60.0)
 """To connect, and between bytes."""
+SLOWEST_UPLOAD_BYTES_PER_S = 2**17
 RETRY_TIMEOUT_S = 60.0
 Blobs = list[Any]
-Parts = list[tuple[int, int, Any]]
+Part = tuple[int, int, Any]
+"""Of a log: offset, size, and the object."""
+Parts = list[Part]
+CONNECTIONS = 32
+"""Fetches at once; those who wait for them may be as many again with requests of their own."""
 _WRITE_ID = "muster-write-id"
 _OFFSET_DIGITS = 15
 
@@ -51,17 +57,22 @@ class GcsStorage:
     def child(self, path: str) -> Storage:
         return GcsStorage(self._bucket_name, self._prefix + checked_path(path))
 
-    def read(self, path: str) -> bytes:
-        return self.read_versioned(path)[0]
+    def exists(self, path: str) -> bool:
+        blob = self._blob(checked_path(path))
+        with self._explained("read", path):
+            return bool(blob.exists(timeout=CALL_TIMEOUT_S, retry=_retry()))
 
-    def read_versioned(self, path: str) -> tuple[bytes, Version]:
+    def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        return self.read_versioned(path, limit_bytes=limit_bytes)[0]
+
+    def read_versioned(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> tuple[bytes, Version]:
         blob = self._blob(checked_path(path))
         with self._explained("read", path):
             # One whole download: its checksum is verified, and its header gives the generation it had.
             data: bytes = blob.download_as_bytes(timeout=CALL_TIMEOUT_S, retry=_retry())
-        if len(data) > READ_LIMIT_BYTES:
+        if len(data) > limit_bytes:
             raise StorageError(
-                f"{self._where(path)} is larger than {READ_LIMIT_BYTES} bytes",
+                f"{self._where(path)} is larger than {limit_bytes} bytes",
                 hint="it is damaged or was not written by Muster",
             )
         return data, Version(str(blob.generation))
@@ -100,19 +111,50 @@ class GcsStorage:
             self._write(checked_path(f"{path}.{offset:0{_OFFSET_DIGITS}d}"), data, None)
 
     def read_log(self, path: str, offset: int = 0, *, limit_bytes: int | None = None) -> bytes:
-        read = bytearray()
-        for start, size, blob in self._parts(path):
-            if start + size <= offset:
-                continue
-            if limit_bytes is not None and len(read) >= limit_bytes:
-                break
-            with self._explained("read", path):
-                part = blob.download_as_bytes(timeout=CALL_TIMEOUT_S, retry=_retry())
-            read += part[max(0, offset - start) :]
-        return bytes(read if limit_bytes is None else read[:limit_bytes])
+        return self._download(self._parts(path), offset, limit_bytes)
+
+    def read_log_tail(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
+        parts = self._parts(path)
+        start = max(0, _end(parts) - limit_bytes)
+        return start, self._download(parts, start, limit_bytes)
 
     def log_size(self, path: str) -> int:
-        return max((start + size for start, size, _ in self._parts(path)), default=0)
+        return _end(self._parts(path))
+
+    def log_names(self, prefix: str, suffix: str) -> Names:
+        folder = self._prefix + _folder(prefix)
+        with self._explained("list", prefix):
+            # The service folds all parts of a log into one answer.
+            listing = _client().list_blobs(
+                self._bucket_name,
+                prefix=folder,
+                delimiter=f"{suffix}.",
+                timeout=CALL_TIMEOUT_S,
+                retry=_retry(),
+            )
+            for _ in listing:
+                pass
+            return sorted(name.removeprefix(folder).removesuffix(".") for name in listing.prefixes)
+
+    def _download(self, parts: Parts, offset: int, limit_bytes: int | None) -> bytes:
+        """A log's bytes from ``offset``; its parts are fetched side by side, because most are small."""
+        end = _end(parts) if limit_bytes is None else offset + limit_bytes
+        wanted = [part for part in parts if part[0] < end and part[0] + part[1] > offset]
+
+        def fetch(part: Part) -> bytes:
+            start, size, blob = part
+            skip = max(0, offset - start)
+            data: bytes = blob.download_as_bytes(
+                start=skip or None,
+                end=end - start - 1 if end < start + size else None,
+                timeout=CALL_TIMEOUT_S,
+                retry=_retry(),
+            )
+            return data
+
+        with self._explained("read", wanted[0][2].name if wanted else ""):
+            fetched = map(fetch, wanted) if len(wanted) == 1 else _fetchers().map(fetch, wanted)
+            return b"".join(fetched)[:limit_bytes]
 
     def _parts(self, path: str) -> Parts:
         blobs = self._blobs(f"{checked_path(path)}.", path)
@@ -134,6 +176,9 @@ class GcsStorage:
         """
         blob = self._blob(path)
         write_id = secrets.token_hex(8)
+        connect_s, answer_s = CALL_TIMEOUT_S
+        # urllib3 also lets sending the whole body take as long as connecting may, and no longer.
+        send_s = connect_s + len(data) / SLOWEST_UPLOAD_BYTES_PER_S
         blob.metadata = {_WRITE_ID: write_id}
         try:
             with self._explained("write", path):
@@ -141,7 +186,7 @@ class GcsStorage:
                     data,
                     content_type=_content_type(path),
                     if_generation_match=if_generation,
-                    timeout=CALL_TIMEOUT_S,
+                    timeout=(send_s, answer_s),
                     retry=_retry(),
                 )
         except Conflict:
@@ -186,6 +231,10 @@ class GcsStorage:
             ) from error
 
 
+def _end(parts: Parts) -> int:
+    return max((start + size for start, size, _ in parts), default=0)
+
+
 def _folder(prefix: str) -> str:
     return f"{checked_prefix(prefix)}/" if prefix else ""
 
@@ -211,16 +260,26 @@ def _client_of(emulator: str | None) -> Any:
     """
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage  # type: ignore[import-untyped]
+    from requests.adapters import HTTPAdapter
 
     # Else the client asks, for traces, for the bucket itself: a permission that a run need not have.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
     try:
-        return storage.Client(project=None)
+        client = storage.Client(project=None)
+        # The library's default holds 10 connections and warns about each further one.
+        for scheme in ("https://", "http://"):
+            client._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
+        return client
     except DefaultCredentialsError as error:
         raise StorageError(
             "no Google Cloud credentials were found",
             hint="run `gcloud auth application-default login`, or use a local run.root",
         ) from error
+
+
+@functools.cache
+def _fetchers() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(CONNECTIONS, thread_name_prefix="gcs")
 
 
 @functools.cache

@@ -52,17 +52,22 @@ class LocalStorage:
     def child(self, path: str) -> Storage:
         return LocalStorage(self._locate(checked_path(path)))
 
-    def read(self, path: str) -> bytes:
-        return self.read_versioned(path)[0]
+    def exists(self, path: str) -> bool:
+        target = self._locate(checked_path(path))
+        with _explained("read", target):
+            return target.is_file()
 
-    def read_versioned(self, path: str) -> tuple[bytes, Version]:
+    def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        return self.read_versioned(path, limit_bytes=limit_bytes)[0]
+
+    def read_versioned(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> tuple[bytes, Version]:
         target = self._locate(checked_path(path))
         with _explained("read", target), target.open("rb") as file:
-            data = file.read(READ_LIMIT_BYTES + 1)
+            data = file.read(limit_bytes + 1)
             version = _version(os.fstat(file.fileno()), data)
-        if len(data) > READ_LIMIT_BYTES:
+        if len(data) > limit_bytes:
             raise StorageError(
-                f"{target} is larger than {READ_LIMIT_BYTES} bytes",
+                f"{target} is larger than {limit_bytes} bytes",
                 hint="it is damaged or was not written by Muster",
             )
         return data, version
@@ -136,6 +141,15 @@ class LocalStorage:
         except NotFound:
             return b""
 
+    def read_log_tail(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
+        target = self._locate(checked_path(path))
+        try:
+            with _explained("read", target), target.open("rb", buffering=0) as file:
+                start = max(0, os.fstat(file.fileno()).st_size - limit_bytes)
+                return start, os.pread(file.fileno(), limit_bytes, start)
+        except NotFound:
+            return 0, b""
+
     def log_size(self, path: str) -> int:
         target = self._locate(checked_path(path))
         try:
@@ -143,6 +157,9 @@ class LocalStorage:
                 return target.stat().st_size
         except NotFound:
             return 0
+
+    def log_names(self, prefix: str, suffix: str) -> Names:
+        return [name for name in self.children(prefix) if name.endswith(suffix)]
 
     def _version_now(self, path: str) -> Version | None:
         try:

@@ -59,10 +59,13 @@ class Storage(Protocol):
     def child(self, path: str) -> Storage:
         """The same store, rooted at ``path``."""
 
-    def read(self, path: str) -> bytes:
-        """The whole object, at most READ_LIMIT_BYTES."""
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object; one small request."""
 
-    def read_versioned(self, path: str) -> tuple[bytes, Version]:
+    def read(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> bytes:
+        """The whole object; a larger one is refused."""
+
+    def read_versioned(self, path: str, *, limit_bytes: int = READ_LIMIT_BYTES) -> tuple[bytes, Version]:
         """The whole object and the version it had."""
 
     def create(self, path: str, data: bytes) -> Version:
@@ -86,8 +89,17 @@ class Storage(Protocol):
     def read_log(self, path: str, offset: int = 0, *, limit_bytes: int | None = None) -> bytes:
         """A log's bytes from ``offset``; empty when there are none (yet)."""
 
+    def read_log_tail(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
+        """At most ``limit_bytes`` from a log's end, after the offset where they begin."""
+
     def log_size(self, path: str) -> int:
         """Bytes of a log so far; 0 when there is none."""
+
+    def log_names(self, prefix: str, suffix: str) -> Names:
+        """Names of the logs directly below the folder ``prefix`` that end in ``suffix``, sorted.
+
+        Unlike ``children``, it costs no more when logs have grown.
+        """
 
 
 def checked_path(path: str) -> str:
