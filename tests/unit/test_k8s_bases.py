@@ -96,9 +96,10 @@ def references(objects: list[Object]) -> Iterator[tuple[str, str]]:
     for found in of_kind(objects, "LocalQueue"):
         yield "ClusterQueue", found["spec"]["clusterQueue"]
     for found in of_kind(objects, "ResourceFlavor"):
-        yield "Topology", found["spec"]["topologyName"]
-    for name in quotas(objects):
-        yield "ResourceFlavor", name
+        if "spec" in found:
+            yield "Topology", found["spec"]["topologyName"]
+    for group in of_kind(objects, "ClusterQueue")[0]["spec"]["resourceGroups"]:
+        yield from (("ResourceFlavor", flavor["name"]) for flavor in group["flavors"])
 
 
 # Rights
@@ -177,25 +178,23 @@ def test_pods_are_restricted(folder: Path) -> None:
 
 
 def quotas(objects: list[Object]) -> dict[str, int]:
-    """Flavor -> chips."""
-    found: dict[str, int] = {}
-    for queue in of_kind(objects, "ClusterQueue"):
-        for group in queue["spec"]["resourceGroups"]:
-            assert group["coveredResources"] == [TPU]
-            for flavor in group["flavors"]:
-                assert [resource["name"] for resource in flavor["resources"]] == [TPU]
-                found[flavor["name"]] = flavor["resources"][0]["nominalQuota"]
-    return found
+    """Flavor -> chips. Beside chips, what Pathways' head asks for is covered, by a flavor of its own."""
+    chips, host = of_kind(objects, "ClusterQueue")[0]["spec"]["resourceGroups"]
+    assert host["coveredResources"] == ["cpu", "memory"]
+    assert [flavor["name"] for flavor in host["flavors"]] == ["host"]
+    assert chips["coveredResources"] == [TPU]
+    return {flavor["name"]: flavor["resources"][0]["nominalQuota"] for flavor in chips["flavors"]}
 
 
 @needs_kubectl
 def test_flavors_are_the_catalogue() -> None:
     """Each generation on demand and spot, found by the labels and taints that the launcher's pods have."""
     flavors = {
-        found["metadata"]["name"]: found["spec"]
+        found["metadata"]["name"]: found.get("spec")
         for found in of_kind(render(K8S / "base/kueue"), "ResourceFlavor")
     }
     names = [name for name in generations() if name != CPU]
+    assert flavors.pop("host") is None
     assert set(flavors) == {name + suffix for name in names for suffix in ("", "-spot")}
     for name in names:
         accelerator = {"cloud.google.com/gke-tpu-accelerator": generation(name).gke_accelerator}
