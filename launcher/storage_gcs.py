@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -90,17 +90,22 @@ class GcsStorage:
         return [blob.name.removeprefix(self._prefix) for blob in self._blobs(_folder(prefix), prefix)]
 
     def children(self, prefix: str = "") -> Names:
-        folder = _folder(prefix)
+        objects, folders = self._listed(_folder(prefix), "/")
+        return sorted({*objects, *(name.rstrip("/") for name in folders)})
+
+    def modified(self, prefix: str) -> Mapping[str, float]:
+        folder = self._prefix + _folder(prefix)
         with self._explained("list", prefix):
             listing = _client().list_blobs(
                 self._bucket_name,
-                prefix=self._prefix + folder,
+                prefix=folder,
                 delimiter="/",
+                # Without the rest of its metadata a page of a thousand is a fifth as large.
+                fields="items(name,updated),nextPageToken",
                 timeout=CALL_TIMEOUT_S,
                 retry=_retry(),
             )
-            found = {blob.name for blob in listing} | {name.rstrip("/") for name in listing.prefixes}
-        return sorted(name.removeprefix(self._prefix + folder) for name in found)
+            return {blob.name.removeprefix(folder): blob.updated.timestamp() for blob in listing}
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(NotFound), self._explained("delete", path):
@@ -121,20 +126,10 @@ class GcsStorage:
     def log_size(self, path: str) -> int:
         return _end(self._parts(path))
 
-    def log_names(self, prefix: str, suffix: str) -> Names:
-        folder = self._prefix + _folder(prefix)
-        with self._explained("list", prefix):
-            # The service folds all parts of a log into one answer.
-            listing = _client().list_blobs(
-                self._bucket_name,
-                prefix=folder,
-                delimiter=f"{suffix}.",
-                timeout=CALL_TIMEOUT_S,
-                retry=_retry(),
-            )
-            for _ in listing:
-                pass
-            return sorted(name.removeprefix(folder).removesuffix(".") for name in listing.prefixes)
+    def stems(self, prefix: str) -> Names:
+        # The service folds all parts of a log into one answer.
+        found = self._listed(_folder(prefix), ".")[1]
+        return [name.removesuffix(".") for name in found if "/" not in name]
 
     def _download(self, parts: Parts, offset: int, limit_bytes: int | None) -> bytes:
         """A log's bytes from ``offset``; its parts are fetched side by side, because most are small."""
@@ -168,6 +163,17 @@ class GcsStorage:
                 self._bucket_name, prefix=self._prefix + start, timeout=CALL_TIMEOUT_S, retry=_retry()
             )
             return [*listing]
+
+    def _listed(self, folder: str, delimiter: str) -> tuple[Names, Names]:
+        """Names below ``folder``: without the delimiter, and what others have up to and with it."""
+        prefix = self._prefix + folder
+        with self._explained("list", folder.rstrip("/")):
+            listing = _client().list_blobs(
+                self._bucket_name, prefix=prefix, delimiter=delimiter, timeout=CALL_TIMEOUT_S, retry=_retry()
+            )
+            # The second is complete once the first has been gone through.
+            names = [blob.name.removeprefix(prefix) for blob in listing]
+            return names, sorted(name.removeprefix(prefix) for name in listing.prefixes)
 
     def _write(self, path: str, data: bytes, if_generation: int | None) -> Version:
         """Uploads in one request.

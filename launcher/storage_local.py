@@ -13,7 +13,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from launcher.storage_types import (
@@ -117,6 +117,20 @@ class LocalStorage:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
+    def modified(self, prefix: str) -> Mapping[str, float]:
+        folder = self._locate(checked_prefix(prefix))
+        with (
+            _explained("list", folder),
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(folder) as entries,
+        ):
+            return {
+                entry.name: entry.stat().st_mtime
+                for entry in entries
+                if entry.is_file() and not entry.name.startswith(_HIDDEN)
+            }
+        return {}
+
     def delete(self, path: str) -> None:
         target = self._locate(checked_path(path))
         if not os.path.lexists(target):
@@ -158,8 +172,8 @@ class LocalStorage:
         except NotFound:
             return 0
 
-    def log_names(self, prefix: str, suffix: str) -> Names:
-        return [name for name in self.children(prefix) if name.endswith(suffix)]
+    def stems(self, prefix: str) -> Names:
+        return sorted({name.partition(".")[0] for name in self.children(prefix) if "." in name})
 
     def _version_now(self, path: str) -> Version | None:
         try:

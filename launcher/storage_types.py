@@ -6,6 +6,7 @@ Imported by both back ends and re-exported by ``launcher.storage``, which is wha
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Mapping
 from typing import NewType, Protocol
 
 from recipes.contract import ExitCode
@@ -80,6 +81,9 @@ class Storage(Protocol):
     def children(self, prefix: str = "") -> Names:
         """Names of objects and folders directly below the folder ``prefix``, sorted."""
 
+    def modified(self, prefix: str) -> Mapping[str, float]:
+        """When each object directly below the folder ``prefix`` was last written (Unix time), by name."""
+
     def delete(self, path: str) -> None:
         """Removes one object; nothing happens when it is not there."""
 
@@ -95,10 +99,10 @@ class Storage(Protocol):
     def log_size(self, path: str) -> int:
         """Bytes of a log so far; 0 when there is none."""
 
-    def log_names(self, prefix: str, suffix: str) -> Names:
-        """Names of the logs directly below the folder ``prefix`` that end in ``suffix``, sorted.
+    def stems(self, prefix: str) -> Names:
+        """What names directly below the folder ``prefix`` have before their first dot, each once, sorted.
 
-        Unlike ``children``, it costs no more when logs have grown.
+        Unlike ``children`` it is no slower when the logs there have grown.
         """
 
 

@@ -10,7 +10,11 @@ from launcher import lease
 from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
 from launcher.rundir import RunDir, committed_step
 from launcher.storage_types import Names
-from recipes.contract import ExitCode, Phase, RunPath
+from recipes.contract import ExitCode, Phase, RunPath, host_name
+
+MANY_HOSTS = 64
+"""With more, only the hosts that matter are read."""
+SHOWN_HOSTS = 20
 
 
 class RunState(enum.StrEnum):
@@ -76,7 +80,10 @@ class RunSummary:
     """Who acts on the run now."""
     updated_s: float | None
     """Unix time of the newest sign of life."""
+    num_hosts: int
+    """That have reported, ever."""
     hosts: Sequence[HostRow]
+    """All of the newest attempt, or those that matter (see :func:`hosts_that_matter`)."""
     failure: FailureRow | None
     logs: str | None
     """Where the newest attempt's logs are."""
@@ -84,8 +91,13 @@ class RunSummary:
     """What could not be read and was passed over."""
 
 
-def summary(run: RunDir, now: float) -> RunSummary:
+def summary(run: RunDir, now: float, *, all_hosts: bool = False) -> RunSummary:
     """Reads the run.
+
+    Args:
+      run: where it is.
+      now: Unix time.
+      all_hosts: read every host, however many there are.
 
     Raises:
       NotFound: there is no run here.
@@ -96,8 +108,11 @@ def summary(run: RunDir, now: float) -> RunSummary:
     attempt = attempts[-1] if attempts else 0
     damaged: Names = []
     end = run.attempt_end(attempt, damaged) if attempt else None
-    records = run.hosts(attempt, damaged) if attempt else ()
-    beats = {beat.host: beat for beat in run.heartbeats(damaged) if beat.attempt == attempt}
+    times = run.beat_times()
+    only = None if all_hosts or len(times) <= MANY_HOSTS else hosts_that_matter(times, end)
+    records = run.hosts(attempt, damaged, only=only) if attempt else ()
+    read = run.heartbeats(damaged, only=only or times)
+    beats = {beat.host: beat for beat in read if beat.attempt == attempt}
     holder = lease.read(run.storage)
     held = lease.is_held(holder, now)
     committed = committed_step(run.storage)
@@ -117,11 +132,25 @@ def summary(run: RunDir, now: float) -> RunSummary:
         attempts=len(attempts),
         holder=holder.holder() if holder and held else None,
         updated_s=max((beat.progress.time_s for beat in beats.values()), default=None),
+        num_hosts=len(times),
         hosts=_host_rows(records, beats, now),
         failure=_failure(end, records),
         logs=f"{run.url}/{RunPath.ATTEMPTS}/{attempt:04d}/logs" if attempt else None,
         damaged=tuple(damaged),
     )
+
+
+def hosts_that_matter(times: Mapping[str, float], end: AttemptEnd | None) -> Names:
+    """Process 0, the first to fail, and those that have been silent for longest; SHOWN_HOSTS in all.
+
+    Args:
+      times: when each host last gave a sign of life.
+      end: of the newest attempt.
+    """
+    first = end.first_failing_host if end else None
+    silent = sorted(times, key=lambda host: (times[host], host))
+    chosen = dict.fromkeys(host for host in (host_name(0, 0), first, *silent) if host is not None)
+    return list(chosen)[:SHOWN_HOSTS]
 
 
 def run_name(url: str) -> str:
