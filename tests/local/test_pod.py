@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil  # type: ignore[import-untyped]
 import pytest
 
 from launcher.ledger import AttemptEnd
@@ -56,13 +57,13 @@ class Job:
     def words(self, host: str) -> Path:
         return self.root / f"words-{self.restart}-{host}"
 
-    def start(self, *slices: int, **changes: str) -> None:
-        """Starts pods; both if none is named."""
+    def start(self, *slices: int, prefix: Sequence[str] = (), **changes: str) -> None:
+        """Starts pods; both if none is named. ``prefix`` is put before the command."""
         for slice_id in slices or (0, 1):
             host = host_name(slice_id, 0)
             with (self.root / f"out-{self.restart}-{host}").open("w") as output:
                 self.pods[host] = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "launcher.pod"],
+                    [*prefix, sys.executable, "-P", "-m", "launcher.pod"],
                     cwd=self.root,
                     env={**os.environ, **self._env(slice_id, host), **changes},
                     stdin=subprocess.DEVNULL,
@@ -271,6 +272,31 @@ def test_a_stale_pod_cannot_join(job: Callable[..., Job]) -> None:
     assert two.run.attempts() == []
     two.notify()
     assert two.finish() == [42, 42]
+
+
+NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
+"""Gives the command a process-id namespace, in which it is PID 1; needs root."""
+
+
+def can_unshare() -> bool:
+    with contextlib.suppress(OSError):
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    return False
+
+
+@pytest.mark.skipif(not can_unshare(), reason="no process-id namespaces here (unshare needs root)")
+def test_as_a_real_pid_1(job: Callable[..., Job]) -> None:
+    """PID 1 gets no signal that it has no handler for, and inherits every orphan."""
+    two = job({"step_s": 0.05})
+    two.start(prefix=NAMESPACE)
+    two.wait_for_step(3)
+    for pod in two.pods.values():
+        (inner,) = psutil.Process(pod.pid).children()
+        inner.send_signal(signal.SIGTERM)
+    assert two.finish() == [42, 42]
+    assert [record.pid for record in two.run.hosts(1)] == [1, 1]
+    two.start(prefix=NAMESPACE)
+    assert two.finish() == [0, 0]
 
 
 @pytest.mark.parametrize("name", [PodEnv.POD_IP, PodEnv.RECIPE, Env.NUM_SLICES])
