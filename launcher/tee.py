@@ -1,4 +1,8 @@
-"""The trainer's output: to a log file, to our stdout, and watched for the line that tells why it died."""
+"""The trainer's output: to a log file, to our stdout, and watched for the line that tells why it died.
+
+In the file every line begins with the time of its first byte (see :mod:`launcher.log_lines`); what is
+echoed has none, because whoever takes it (a terminal, Kubernetes) has its own.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,12 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from launcher.exits import FATAL_LINE
+from launcher.log_lines import stamp
 
 TAIL_LINES = 20
 MAX_LINE_BYTES = 4096
@@ -19,11 +24,17 @@ MAX_LINE_BYTES = 4096
 class Tee:
     """Takes output in chunks. A full disk or a closed terminal loses log, never the training."""
 
-    def __init__(self, log: Path, echo: IO[bytes] | None = None) -> None:
+    def __init__(
+        self, log: Path, echo: IO[bytes] | None = None, *, clock: Callable[[], float] = time.time
+    ) -> None:
         self._file = log.open("ab", buffering=0)
-        self._echo = echo
+        self._echo, self._clock = echo, clock
         self._lock = threading.Lock()
         self._partial = b""
+        self._mid_line = False
+        """What came last did not end its line."""
+        self._torn = False
+        """What was stored last did not arrive whole, so the file may end anywhere."""
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)
         self.fatal_line = False
 
@@ -40,11 +51,11 @@ class Tee:
 
     def say(self, text: str) -> None:
         """A line of the agent's own, marked and dated."""
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        line = f"[muster {stamp}] {text}\n".encode(errors="replace")
+        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+        line = f"[muster {date}] {text}\n".encode(errors="replace")
         with self._lock:
             # The trainer may have been cut off in the middle of a line.
-            self._write(b"\n" + line if self._partial else line)
+            self._write(b"\n" + line if self._mid_line else line)
 
     def tail(self) -> Sequence[str]:
         """The last lines of the trainer."""
@@ -63,9 +74,26 @@ class Tee:
         self.fatal_line = self.fatal_line or FATAL_LINE in text
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):
-            self._file.write(data)
+        if not data:
+            return
+        self._store(self._stamped(data))
+        self._mid_line = not data.endswith(b"\n")
         if self._echo is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._echo.write(data)
                 self._echo.flush()
+
+    def _stamped(self, data: bytes) -> bytes:
+        """``data`` with the time before every line that begins in it; a progress bar is one line."""
+        now = stamp(self._clock())
+        body, end = (data[:-1], b"\n") if data.endswith(b"\n") else (data, b"")
+        text = body.replace(b"\n", b"\n" + now) + end
+        if self._torn:
+            return b"\n" + now + text
+        return text if self._mid_line else now + text
+
+    def _store(self, data: bytes) -> None:
+        stored = 0
+        with contextlib.suppress(OSError, ValueError):
+            stored = self._file.write(data) or 0
+        self._torn = stored < len(data)

@@ -1,34 +1,35 @@
-"""``muster logs RUN``: what the hosts of one attempt wrote, live if asked."""
+"""``muster logs RUN``: what the hosts of one attempt wrote, merged by time, live if asked.
+
+Everything is read from the run directory, whatever back end runs the trainer and whether its machines are
+still there; ``extra`` is for hosts whose first lines have not been shipped yet.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import re
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 
 from launcher import lease
 from launcher.cli import output, runs
-from launcher.rundir import RunDir
+from launcher.log_lines import HostLog, LineCutter, LogLine, last, merged
+from launcher.rundir import RunDir, host_order
+from launcher.storage_types import StorageError
+from recipes.contract import attempt_path, host_name
 from recipes.errors import UserError
 from recipes.load import nearest
 
-CHUNK_BYTES = 8 * 2**20
-TAIL_BYTES_PER_LINE = 200
-"""First guess; a tail reads more when its lines turn out longer."""
-
 POLL_S = 1.0
+SHOWN_HOSTS = 8
+_HOST = re.compile(r"s([0-9]+)-h([0-9]+)")
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogLine:
-    """One line of one host's log, without its end."""
-
-    attempt: int
-    host: str
-    text: str
+type Extra = Callable[[], Mapping[str, Iterable[bytes]]]
+"""Output so far of hosts that run now, by name: chunks of a log with times, from its beginning."""
 
 
 @click.command()
@@ -37,120 +38,241 @@ class LogLine:
 @click.option(
     "--attempt", type=click.IntRange(min=1), help="Which attempt; the newest with logs if not given."
 )
-@click.option("--host", help="Only this host, for example s0-h1; all hosts if not given.")
+@click.option("--previous", is_flag=True, help="The attempt before the newest.")
+@click.option("--slice", "slice_id", type=click.IntRange(min=0), help="Only hosts of this slice.")
+@click.option("--host", help="Only this host, for example s0-h1; or a number: that host of every slice.")
 @click.option("--follow", is_flag=True, help="Go on as logs grow, until the run is no longer running.")
 @click.option("--tail", type=click.IntRange(min=0), help="Only the last TAIL lines of each host.")
+@click.option("--timestamps", is_flag=True, help="Begin each line with its time, in UTC.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document a line.")
 def command(
-    run: str, root: str, attempt: int | None, host: str | None, follow: bool, tail: int | None, as_json: bool
+    run: str,
+    root: str,
+    attempt: int | None,
+    previous: bool,
+    slice_id: int | None,
+    host: str | None,
+    follow: bool,
+    tail: int | None,
+    timestamps: bool,
+    as_json: bool,
 ) -> None:
-    """Print the logs of RUN (a name, a path or a gs:// address), host after host.
+    """Print the logs of RUN (a name, a path or a gs:// address), the lines of all hosts by time.
 
     With several hosts each line says whose it is.
     """
-    reader = LogReader(runs.find_run(run, root), attempt=attempt, host=host, tail=tail)
+    wanted = Wanted(attempt=attempt, previous=previous, slice_id=slice_id, host=host, tail=tail)
+    reader = LogReader(runs.find_run(run, root), wanted)
     # A file gets what the host wrote, a terminal does not.
     show = output.data if sys.stdout.isatty() else output.data_as_it_is
-    for line in reader.follow(time.sleep, time.time) if follow else reader.lines():
-        if as_json:
-            output.data_json(asdict(line), indent=None)
-        else:
-            show(f"{line.host}: {line.text}" if reader.num_hosts > 1 else line.text)
-        if follow:
-            sys.stdout.flush()
+    with contextlib.closing(reader.follow(time.sleep, time.time) if follow else reader.lines()) as lines:
+        for line in lines:
+            if as_json:
+                output.data_json(_document(line), indent=None)
+            else:
+                show(_text(line, timestamps=timestamps, hosts=reader.num_hosts > 1))
+            if follow:
+                sys.stdout.flush()
+
+
+def _document(line: LogLine) -> Mapping[str, object]:
+    return {"attempt": line.attempt, "host": line.host, "time": line.time or None, "text": line.text}
+
+
+def _text(line: LogLine, *, timestamps: bool, hosts: bool) -> str:
+    text = f"{line.host}: {line.text}" if hosts else line.text
+    return f"{line.time or '-'} {text}" if timestamps else text
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """Which part of a run's logs is wanted."""
+
+    attempt: int | None = None
+    previous: bool = False
+    """The one before the newest."""
+    slice_id: int | None = None
+    host: str | None = None
+    """A name, or a number within the slice."""
+    tail: int | None = None
+    """Lines of each host."""
+
+    def __post_init__(self) -> None:
+        if self.previous and self.attempt is not None:
+            raise UserError("--previous and --attempt exclude each other", hint="leave one of them out")
+
+    @property
+    def host_id(self) -> int | None:
+        return int(self.host) if self.host and self.host.isascii() and self.host.isdigit() else None
+
+    def takes(self, host: str) -> bool:
+        """Whether it includes the host of this name."""
+        found = _HOST.fullmatch(host)
+        slice_id, host_id = (int(found[1]), int(found[2])) if found else (-1, -1)
+        if self.slice_id is not None and slice_id != self.slice_id:
+            return False
+        return self.host is None or host == self.host or host_id == self.host_id
+
+    def describe(self) -> str:
+        """The hosts it includes, in words."""
+        if self.host_id is not None:
+            return f"host {self._guess()}" if self.slice_id is not None else f"a host {self.host_id}"
+        if self.host is not None:
+            return f"host {self.host}" + (f" in slice {self.slice_id}" if self.slice_id is not None else "")
+        return f"slice {self.slice_id}"
+
+    def hint(self, hosts: Sequence[str]) -> str:
+        """What may have been meant instead."""
+        slices = [int(found[1]) for host in hosts if (found := _HOST.fullmatch(host))]
+        if self.host is None and slices:
+            return f"it has slices 0 to {max(slices)}"
+        guess = nearest(self._guess(), hosts)
+        if guess:
+            return f"did you mean {guess}?"
+        more = f" and {len(hosts) - SHOWN_HOSTS} more" if len(hosts) > SHOWN_HOSTS else ""
+        return f"hosts: {', '.join(hosts[:SHOWN_HOSTS])}{more}"
+
+    def _guess(self) -> str:
+        """The nearest to a full name of a host."""
+        return self.host or "" if self.host_id is None else host_name(self.slice_id or 0, self.host_id)
 
 
 class LogReader:
     """Reads the logs of one run in lines, remembering how far it has come in each."""
 
-    def __init__(self, run: RunDir, *, attempt: int | None, host: str | None, tail: int | None) -> None:
-        self._run, self._host, self._tail = run, host, tail
+    def __init__(self, run: RunDir, wanted: Wanted, *, extra: Extra = dict) -> None:
+        self._run, self._wanted, self._extra = run, wanted, extra
         self.num_hosts = 0
-        self._fixed = attempt is not None
-        self._attempt = attempt if attempt is not None else self._newest()
-        self._offsets: dict[tuple[int, str], int] = {}
+        self._fixed = wanted.previous or wanted.attempt is not None
+        self._attempt = 0
+        self._logs: dict[str, HostLog] = {}
+        self._cutters: dict[str, LineCutter] = {}
+        self._listed: dict[int, Sequence[str]] = {}
+        """Hosts with logs by attempt, as far as listed and not used yet."""
+        self._tail = wanted.tail
+        self._attempt = self._choose()
         self._check()
 
-    def lines(self, *, growing: bool = False) -> Iterator[LogLine]:
-        """Everything there is now, host after host.
+    def lines(self, *, growing: bool = False) -> Generator[LogLine, None, None]:
+        """Everything there is now and was not given yet, by time.
 
         Args:
           growing: leave a last line that has no end yet for the next call.
         """
-        hosts = self._hosts()
-        self.num_hosts = len(hosts)
-        for host in hosts:
-            yield from self._host_lines(host, growing)
+        stored = [host for host in self._hosts(self._attempt) if self._wanted.takes(host)]
+        self._listed.clear()
+        others = {host: chunks for host, chunks in self._others().items() if host not in stored}
+        self.num_hosts = len(stored) + len(others)
+        tail, self._tail = self._tail, None
+        logs = [self._log(host, tail) for host in stored]
+        borrowed = [last(self._borrowed(host, chunks, growing), tail) for host, chunks in others.items()]
+        yield from merged(logs, borrowed, growing=growing)
 
-    def follow(self, sleep: Callable[[float], None], now: Callable[[], float]) -> Iterator[LogLine]:
+    def follow(
+        self, sleep: Callable[[float], None], now: Callable[[], float]
+    ) -> Generator[LogLine, None, None]:
         """Everything there is and will be, until nobody acts on the run; goes on to later attempts."""
         while True:
             # Asked before reading, so that what was written last is still read.
-            running = self._running(now())
-            yield from self.lines(growing=running)
-            newest = self._attempt if self._fixed else self._newest()
-            if newest != self._attempt:
+            newest = self._newest()
+            running = self._running(now(), newest)
+            yield from self.lines(growing=running and (self._fixed or newest == self._attempt))
+            if newest != self._attempt and not self._fixed:
+                if self._attempt:
+                    self._cutters.clear()
+                self._logs.clear()
                 self._attempt = newest
             elif not running:
                 return
             else:
                 sleep(POLL_S)
 
-    def _running(self, now: float) -> bool:
-        if self._fixed and self._run.attempt_end(self._attempt) is not None:
+    def _running(self, now: float, newest: int) -> bool:
+        if self._fixed and (newest > self._attempt or self._run.attempt_end(self._attempt) is not None):
             return False
         return lease.is_held(lease.read(self._run.storage), now)
 
-    def _newest(self) -> int:
-        attempts = self._run.attempts()
-        with_logs = (number for number in reversed(attempts) if self._run.log_hosts(number))
-        return next(with_logs, attempts[-1] if attempts else 0)
+    def _choose(self) -> int:
+        """The attempt that is wanted.
 
-    def _hosts(self) -> Sequence[str]:
-        return [self._host] if self._host else self._run.log_hosts(self._attempt)
+        Raises:
+          UserError: there is none.
+        """
+        attempts = self._run.attempts()
+        number = self._wanted.attempt
+        if number is not None:
+            if number not in attempts:
+                have = f"it has attempts 1 to {attempts[-1]}" if attempts else "it has not started yet"
+                raise UserError(f"{self._run.url} has no attempt {number}", hint=have)
+            return number
+        newest = self._newest()
+        if not self._wanted.previous:
+            return newest
+        earlier = [number for number in attempts if number < newest]
+        if not earlier:
+            raise UserError(
+                f"{self._run.url} has no attempt before attempt {newest}"
+                if newest
+                else f"{self._run.url} has not started yet",
+                hint="leave out --previous",
+            )
+        return next((number for number in reversed(earlier) if self._hosts(number)), earlier[-1])
+
+    def _newest(self) -> int:
+        """The newest attempt of which there is anything; else the one that is read, else the newest."""
+        attempts = self._run.attempts()
+        for number in reversed(attempts):
+            if number == self._attempt:
+                break
+            if self._hosts(number) or (number == attempts[-1] and self._extra()):
+                return number
+        return self._attempt or (attempts[-1] if attempts else 0)
+
+    def _hosts(self, attempt: int) -> Sequence[str]:
+        """Hosts that have a log in one attempt."""
+        if attempt not in self._listed:
+            names = self._run.storage.stems(f"{attempt_path(attempt)}/logs") if attempt else []
+            self._listed[attempt] = sorted(names, key=host_order)
+        return self._listed[attempt]
+
+    def _others(self) -> Mapping[str, Iterable[bytes]]:
+        """What ``extra`` has of the attempt."""
+        attempts = self._run.attempts()
+        if attempts and self._attempt != attempts[-1]:
+            return {}
+        return {host: chunks for host, chunks in self._extra().items() if self._wanted.takes(host)}
 
     def _check(self) -> None:
-        attempts = self._run.attempts()
-        if self._fixed and self._attempt not in attempts:
-            have = f"it has attempts 1 to {attempts[-1]}" if attempts else "it has not started yet"
-            raise UserError(f"{self._run.url} has no attempt {self._attempt}", hint=have)
-        hosts = self._run.log_hosts(self._attempt) if attempts else []
-        if self._host and hosts and self._host not in hosts:
-            guess = nearest(self._host, hosts)
-            hint = f"did you mean {guess}?" if guess else f"hosts: {', '.join(hosts[:8])}"
-            raise UserError(f"attempt {self._attempt} has no log of host {self._host}", hint=hint)
+        """Refuses hosts that are not of the attempt."""
+        hosts = self._hosts(self._attempt)
+        if not hosts or any(map(self._wanted.takes, hosts)):
+            return
+        known = {*hosts, *self._others()}
+        with contextlib.suppress(StorageError):
+            start = self._run.attempt_start(self._attempt)
+            known.update(start.hosts if start else ())
+        if not any(map(self._wanted.takes, known)):
+            raise UserError(
+                f"attempt {self._attempt} has no log of {self._wanted.describe()}",
+                hint=self._wanted.hint(sorted(known, key=host_order)),
+            )
 
-    def _host_lines(self, host: str, growing: bool) -> Iterator[LogLine]:
-        """The lines from where the last call ended."""
-        path = self._run.log_path(self._attempt, host)
-        key = (self._attempt, host)
-        if key not in self._offsets:
-            self._offsets[key] = 0 if self._tail is None else self._tail_offset(path, self._tail)
-        rest = b""
-        while chunk := self._run.storage.read_log(path, self._offsets[key], limit_bytes=CHUNK_BYTES):
-            self._offsets[key] += len(chunk)
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                yield self._line(host, line)
-        if growing:
-            self._offsets[key] -= len(rest)
-        elif rest:
-            yield self._line(host, rest)
+    def _log(self, host: str, tail: int | None) -> HostLog:
+        if host not in self._logs:
+            path = self._run.log_path(self._attempt, host)
+            cutter = self._new_cutter(host)
+            self._logs[host] = HostLog(self._run.storage, path, cutter, tail=tail)
+        return self._logs[host]
 
-    def _line(self, host: str, line: bytes) -> LogLine:
-        return LogLine(attempt=self._attempt, host=host, text=line.decode(errors="replace"))
+    def _borrowed(self, host: str, chunks: Iterable[bytes], growing: bool) -> Iterator[LogLine]:
+        cutter = self._new_cutter(host)
+        for chunk in chunks:
+            yield from cutter.feed(chunk)
+        if not growing:
+            yield from cutter.flush()
 
-    def _tail_offset(self, path: str, count: int) -> int:
-        """Where the last ``count`` lines of a log begin."""
-        size = self._run.storage.log_size(path)
-        window = max(1, count) * TAIL_BYTES_PER_LINE
-        while True:
-            start = max(0, size - window)
-            body = self._run.storage.read_log(path, start, limit_bytes=size - start)
-            pieces = body.split(b"\n")
-            # Pieces: the cut first line, whole lines, and what follows the last newline.
-            lines = pieces[:-1] if pieces[-1] == b"" else pieces
-            if start == 0 or len(lines) > count:
-                kept = lines[len(lines) - count :] if count < len(lines) else lines
-                return size - sum(len(line) + 1 for line in kept) + (0 if pieces[-1] == b"" else bool(kept))
-            window *= 4
+    def _new_cutter(self, host: str) -> LineCutter:
+        """For a log that is read from its beginning, of which lines may have been borrowed already."""
+        known = self._cutters.get(host)
+        self._cutters[host] = LineCutter(self._attempt, host, after=known.time if known else "")
+        return self._cutters[host]

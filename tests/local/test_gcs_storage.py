@@ -119,6 +119,31 @@ def test_a_log_grows_by_offset_and_twice_is_once(store: Storage) -> None:
     assert store.log_size("logs/none.log") == 0
 
 
+@pytest.mark.parametrize("limit_bytes", range(1, 12))
+def test_any_window_of_a_log_is_read_whatever_its_parts(store: Storage, limit_bytes: int) -> None:
+    whole = b"0123456789"
+    for start, end in ((0, 1), (1, 4), (4, 10)):
+        store.write_log("logs/a.log", start, whole[start:end])
+    assert store.read_log_tail("logs/a.log", limit_bytes) == (
+        max(0, 10 - limit_bytes),
+        whole[-limit_bytes:],
+    )
+    for offset in range(12):
+        assert store.read_log("logs/a.log", offset) == whole[offset:]
+        assert store.read_log("logs/a.log", offset, limit_bytes=limit_bytes) == whole[offset:][:limit_bytes]
+    assert store.read_log_tail("logs/none.log", limit_bytes) == (0, b"")
+
+
+def test_many_parts_have_one_stem(store: Storage) -> None:
+    assert store.stems("logs") == []
+    for name in ("s1-h0.log", "s0-h0.log", "x/s2-h0.log"):
+        for offset in (0, 4):
+            store.write_log(f"logs/{name}", offset, b"one\n")
+    store.replace("logs/none", b"")
+    store.replace("logs-2/s3-h0.log", b"")
+    assert store.stems("logs") == ["s0-h0", "s1-h0"]
+
+
 def test_the_url_opens_the_same_store(store: Storage) -> None:
     store.create("x/a", b"1")
     assert open_storage(store.child("x").url).read("a") == b"1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -23,10 +24,22 @@ from launcher.storage import open_storage
 from launcher.tee import Tee
 from recipes.contract import HostContext, Phase, Progress
 
+STAMP = "2026-11-30T21:00:00.123Z "
+NOW_S = 1796072400.1239
+
+
+def stored_and_echoed(folder: Path, *chunks: bytes) -> tuple[str, bytes]:
+    echo = io.BytesIO()
+    tee = Tee(folder / "log", echo, clock=lambda: NOW_S)
+    for chunk in chunks:
+        tee.take(chunk)
+    tee.close()
+    return (folder / "log").read_text(), echo.getvalue()
+
 
 def test_tee_sees_the_fatal_line_in_pieces(tmp_path: Path) -> None:
     echo = io.BytesIO()
-    tee = Tee(tmp_path / "log", echo)
+    tee = Tee(tmp_path / "log", echo, clock=lambda: NOW_S)
     for byte in f"hello\nF1130 client.h:86] {FATAL_LINE}.\nlast".encode():
         tee.take(bytes([byte]))
     assert tee.fatal_line
@@ -34,8 +47,69 @@ def test_tee_sees_the_fatal_line_in_pieces(tmp_path: Path) -> None:
     assert tee.tail()[-1] == "last"
     tee.say("news")
     tee.close()
-    assert echo.getvalue() == (tmp_path / "log").read_bytes()
-    assert (tmp_path / "log").read_text().endswith("] news\n")
+    assert echo.getvalue().decode().endswith("\nlast\n[muster 2026-11-30T21:00:00Z] news\n")
+    stored = (tmp_path / "log").read_text()
+    assert stored.replace(STAMP, "") == echo.getvalue().decode()
+    assert [line[: len(STAMP)] for line in stored.splitlines()] == [STAMP] * 4
+
+
+@pytest.mark.parametrize(
+    ("chunks", "stored"),
+    [
+        ([b"a\n", b"b\n"], f"{STAMP}a\n{STAMP}b\n"),
+        ([b"a\nb\n\nc"], f"{STAMP}a\n{STAMP}b\n{STAMP}\n{STAMP}c"),
+        ([b"a", b"b", b"\n", b"\n"], f"{STAMP}ab\n{STAMP}\n"),
+        ([b"10%\r", b"20%\r", b"done\n"], f"{STAMP}10%\r20%\rdone\n"),
+        ([b"caf\xc3", b"\xa9\n"], f"{STAMP}caf\u00e9\n"),
+        ([b"", b"\n"], f"{STAMP}\n"),
+        ([], ""),
+    ],
+)
+def test_each_stored_line_begins_with_its_time_and_no_echo_does(
+    chunks: list[bytes], stored: str, tmp_path: Path
+) -> None:
+    text, echoed = stored_and_echoed(tmp_path, *chunks)
+    with (tmp_path / "log").open(newline="") as file:
+        assert file.read() == stored
+    assert text.count(STAMP) == stored.count(STAMP)
+    assert echoed == b"".join(chunks)
+
+
+def test_part_of_a_line_is_stored_at_once(tmp_path: Path) -> None:
+    tee = Tee(tmp_path / "log", clock=lambda: NOW_S)
+    tee.take(b"compiling ...")
+    assert (tmp_path / "log").read_text() == f"{STAMP}compiling ..."
+    tee.close()
+
+
+def test_the_agents_word_cuts_a_line_of_any_length(tmp_path: Path) -> None:
+    tee = Tee(tmp_path / "log", clock=lambda: NOW_S)
+    tee.take(b"x" * 5000)
+    tee.say("one\ntwo")
+    tee.take(b"rest\n")
+    tee.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    date = "[muster 2026-11-30T21:00:00Z]"
+    assert lines == [f"{STAMP}{text}" for text in ("x" * 5000, f"{date} one", "two", "rest")]
+
+
+def test_after_a_full_disk_lines_are_whole_again(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    echo = io.BytesIO()
+    tee = Tee(tmp_path / "log", echo, clock=lambda: NOW_S)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40, before[1]))
+        tee.take(b"a long line that does not fit\n")
+        tee.take(b"lost, ")
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        tee.take(b"kept\nmore\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+        tee.close()
+    assert (tmp_path / "log").read_text() == f"{STAMP}a long line tha\n{STAMP}kept\n{STAMP}more\n"
+    assert echo.getvalue() == b"a long line that does not fit\nlost, kept\nmore\n"
 
 
 def test_tee_keeps_its_size_without_line_ends(tmp_path: Path) -> None:

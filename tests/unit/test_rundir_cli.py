@@ -12,7 +12,7 @@ import pytest
 from launcher import lease
 from launcher.cli import main
 from launcher.cli.launch import _complete
-from launcher.cli.logs import LogReader
+from launcher.cli.logs import LogReader, Wanted
 from launcher.cli.runs import learned
 from launcher.cli.stop import stop
 from launcher.ledger import AttemptEnd
@@ -186,13 +186,16 @@ LOG = b"".join(b"line %d\n" % index for index in range(1000))
         (b"a\n\n\n", 2, ["", ""]),
         (b"x" * 5000 + b"\nend\n", 1, ["end"]),
         (b"begin\n" + b"x" * 5000 + b"\n", 1, ["x" * 5000]),
+        (b"begin\n" + b"x" * 3_000_000 + b"\nend", 1, ["end"]),
+        (b"a\nb\n" + b"c\n" * 1_200_000, 1_200_001, ["b", *["c"] * 1_200_000]),
+        (b"\n" * 400_000, 300_000, [""] * 300_000),
         (b"\xff\n", 1, ["\ufffd"]),
     ],
 )
 def test_tail(data: bytes, tail: int, expected: Sequence[str], tmp_path: Path) -> None:
     run = make_run(tmp_path)
     start(run, {"s0-h0": data})
-    assert [line.text for line in LogReader(run, attempt=None, host=None, tail=tail).lines()] == expected
+    assert [line.text for line in LogReader(run, Wanted(tail=tail)).lines()] == expected
 
 
 def test_logs_name_the_host_only_where_there_are_several(
@@ -200,12 +203,21 @@ def test_logs_name_the_host_only_where_there_are_several(
 ) -> None:
     run = make_run(tmp_path)
     start(run, {"s0-h0": b"one\n"})
-    start(run, {"s0-h0": b"two\n", "s1-h0": b"three\n"})
+    start(run, {"s0-h0": b"two\n", "s0-h1": b"2026-11-30T21:00:00.120Z four\n", "s1-h0": b"three\n"})
+    three = {"attempt": 2, "host": "s1-h0", "time": None, "text": "three"}
+    four = {"attempt": 2, "host": "s0-h1", "time": "2026-11-30T21:00:00.120Z", "text": "four"}
     for arguments, expected in (
-        ([], "s0-h0: two\ns1-h0: three\n"),
+        ([], "s0-h0: two\ns1-h0: three\ns0-h1: four\n"),
+        (["--timestamps"], "- s0-h0: two\n- s1-h0: three\n2026-11-30T21:00:00.120Z s0-h1: four\n"),
         (["--attempt", "1"], "one\n"),
+        (["--previous"], "one\n"),
         (["--host", "s1-h0"], "three\n"),
-        (["--host", "s1-h0", "--json"], '{"attempt": 2, "host": "s1-h0", "text": "three"}\n'),
+        (["--slice", "1"], "three\n"),
+        (["--slice", "0", "--host", "1"], "four\n"),
+        (["--slice", "0", "--host", "s0-h1"], "four\n"),
+        (["--host", "0"], "s0-h0: two\ns1-h0: three\n"),
+        (["--host", "s1-h0", "--json"], json.dumps(three) + "\n"),
+        (["--host", "1", "--json"], json.dumps(four) + "\n"),
     ):
         assert main(["logs", "tiny", "--root", str(tmp_path), *arguments]) == 0
         assert capsys.readouterr().out == expected
@@ -216,17 +228,101 @@ def test_logs_name_the_host_only_where_there_are_several(
     [
         (["--attempt", "3"], "has no attempt 3", "attempts 1 to 1"),
         (["--host", "s0-h1"], "no log of host s0-h1", "did you mean s0-h0?"),
+        (["--slice", "0", "--host", "1"], "no log of host s0-h1", "did you mean s0-h0?"),
+        (["--slice", "2", "--host", "s0-h0"], "no log of host s0-h0 in slice 2", "did you mean s0-h0?"),
+        (["--slice", "2"], "no log of slice 2", "slices 0 to 1"),
+        (["--host", "7"], "no log of a host 7", "did you mean s0-h0?"),
+        (["--host", "x"], "no log of host x", "hosts: s0-h0, s1-h0"),
         (["--attempt", "0"], "0 is not in the range", "--help"),
+        (["--slice", "-1"], "-1 is not in the range", "--help"),
+        (["--previous"], "no attempt before attempt 1", "--previous"),
+        (["--previous", "--attempt", "1"], "exclude each other", "one of them"),
     ],
 )
 def test_logs_that_are_not_there(
     arguments: Sequence[str], message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    start(make_run(tmp_path), {"s0-h0": b"one\n"})
+    start(make_run(tmp_path), {"s0-h0": b"one\n", "s1-h0": b"two\n"})
     assert main(["logs", "tiny", "--root", str(tmp_path), *arguments]) == 2
     captured = capsys.readouterr()
     assert message in captured.err
     assert hint in captured.err
+
+
+def test_a_host_of_the_attempt_that_is_still_silent_is_no_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0", "s0-h1"])
+    assert main(["logs", "tiny", "--root", str(tmp_path)]) == 0
+    run.storage.write_log(run.log_path(attempt, "s0-h0"), 0, b"one\n")
+    assert main(["logs", "tiny", "--root", str(tmp_path), "--host", "s0-h1"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_previous_passes_over_attempts_without_logs(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    assert [*LogReader(run, Wanted()).lines()] == []
+    with pytest.raises(UserError, match="has not started yet"):
+        LogReader(run, Wanted(previous=True))
+    start(run, {"s0-h0": b"first\n"})
+    for _ in range(2):
+        start(run, {})
+    start(run, {"s0-h0": b"newest\n"})
+    start(run, {})
+    assert [line.text for line in LogReader(run, Wanted()).lines()] == ["newest"]
+    held = run.acquire(lease.this_process("muster launch"), 1.0)
+    reader = LogReader(run, Wanted(previous=True))
+    # It has no end.json, yet a newer one exists: nothing will be added.
+    assert [line.text for line in reader.follow(lambda _: pytest.fail("slept"), lambda: 2.0)] == ["first"]
+    run.release(held)
+
+
+def test_lines_of_hosts_without_a_log_come_from_elsewhere_and_only_once(tmp_path: Path) -> None:
+    """What the run directory has of a host replaces the other source, from the line that was shown last."""
+    run = make_run(tmp_path)
+    held = run.acquire(lease.this_process("muster launch"), 1.0)
+    stamps = [f"2026-11-30T21:00:0{second}.000".encode() for second in range(6)]
+    pods = {"s0-h1": [stamps[0] + b"123456Z boot\n" + stamps[1], b"123456Z a\n" + stamps[3] + b"Z ha"]}
+
+    def open_attempt() -> None:
+        start(run, {"s0-h0": stamps[2] + b"Z other\n"})
+
+    def ship() -> None:
+        lines = stamps[1] + b"Z a\n" + stamps[3] + b"Z half\n" + stamps[4] + b"Z end\n"
+        run.storage.write_log(run.log_path(1, "s0-h1"), 0, lines)
+        run.release(held)
+
+    events = iter([open_attempt, lambda: None, ship])
+    reader = LogReader(run, Wanted(), extra=lambda: pods)
+    lines = [(line.host, line.text) for line in reader.follow(lambda _: next(events)(), lambda: 2.0)]
+    assert lines == [
+        ("s0-h1", "boot"),
+        ("s0-h1", "a"),
+        ("s0-h0", "other"),
+        ("s0-h1", "half"),
+        ("s0-h1", "end"),
+    ]
+
+
+def test_other_sources_are_for_the_newest_attempt_and_follow_the_choice(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    start(run, {"s0-h0": b"old\n"})
+    start(run, {"s0-h0": b"new\n"})
+    pods = {"s0-h0": [b"never\n"], "s1-h0": [b"1\n2\n", b"3"], "s1-h1": [b"4\n"]}
+
+    def texts(wanted: Wanted) -> Sequence[str]:
+        return [line.text for line in LogReader(run, wanted, extra=lambda: pods).lines()]
+
+    assert texts(Wanted(tail=2)) == ["new", "2", "3", "4"]
+    assert texts(Wanted(slice_id=1, host="0")) == ["1", "2", "3"]
+    assert texts(Wanted(previous=True)) == ["old"]
+    # An attempt of which nothing has been shipped yet counts as soon as its hosts say something.
+    start(run, {})
+    assert texts(Wanted(tail=1)) == ["never", "3", "4"]
+    with pytest.raises(UserError, match="no log of host s1-h7"):
+        start(run, {"s0-h0": b""})
+        texts(Wanted(host="s1-h7"))
 
 
 def test_follow_goes_on_to_the_next_attempt_and_ends_with_the_run(tmp_path: Path) -> None:
@@ -245,7 +341,7 @@ def test_follow_goes_on_to_the_next_attempt_and_ends_with_the_run(tmp_path: Path
         run.release(held)
 
     events = iter([lambda: None, end_first, lambda: None, end_run])
-    reader = LogReader(run, attempt=None, host=None, tail=None)
+    reader = LogReader(run, Wanted())
     lines = [(line.attempt, line.text) for line in reader.follow(lambda _: next(events)(), lambda: 2.0)]
     assert lines == [(1, "a"), (1, "bc"), (1, "d"), (2, "e"), (2, "f")]
 
