@@ -54,7 +54,7 @@ def replicated_job(
     *,
     replicas: int,
     pods: int,
-    failure: Object,
+    failure: Object | None,
     pod: Object,
     labels: Mapping[str, str],
     annotations: Mapping[str, str] | None = None,
@@ -74,7 +74,7 @@ def replicated_job(
                 "backoffLimit": backoff_limit,
                 # A pod that is only going away is no failure yet: the rules see its last state.
                 "podReplacementPolicy": "Failed",
-                "podFailurePolicy": failure,
+                **({"podFailurePolicy": failure} if failure is not None else {}),
                 "template": pod,
             },
         },

@@ -73,7 +73,7 @@ def jobs(recipe: Recipe, plan: Plan, bundle: str | None, message_patterns: bool)
         WORKER_JOB,
         replicas=plan.hardware.num_slices,
         pods=plan.hardware.hosts_per_slice,
-        failure=_worker_failure(is_elastic),
+        failure=_worker_failure(is_elastic, message_patterns),
         pod=pod_template(labels(recipe, plan), topology_annotations(recipe, plan), _worker_pod(recipe, plan)),
         labels=labels(recipe, plan),
         annotations={EXCLUSIVE: NODE_POOL} if is_exclusive(recipe, plan) else None,
@@ -105,8 +105,13 @@ def instance_type(plan: Plan) -> str:
     return f"{name}:{hardware.topology}"
 
 
-def _worker_failure(is_elastic: bool) -> Object:
-    """An elastic slice starts its own pods anew; otherwise a disruption restarts the whole JobSet."""
+def _worker_failure(is_elastic: bool, message_patterns: bool) -> Object | None:
+    """An elastic slice starts its own pods anew; otherwise a disruption restarts the whole JobSet.
+
+    Without message patterns a rule would make the JobSet take a disruption for the user's error.
+    """
+    if not is_elastic and not message_patterns:
+        return None
     disrupted = [{"type": "DisruptionTarget", "status": "True"}]
     return {"rules": [{"action": "Ignore" if is_elastic else "FailJob", "onPodConditions": disrupted}]}
 
