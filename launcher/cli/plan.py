@@ -9,14 +9,49 @@ import click
 
 from launcher.cli import output
 from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
+from recipes.errors import RecipeError, UserError
+from recipes.schema import Recipe
 
 
 @click.command("plan")
 @recipe_arguments()
 @json_option
-def command(recipe: str, overrides: Sequence[str], search: Sequence[Path], as_json: bool) -> None:
+@click.option("--manifest", "as_manifest", is_flag=True, help="Print the JobSet that a launch would apply.")
+def command(
+    recipe: str, overrides: Sequence[str], search: Sequence[Path], as_json: bool, as_manifest: bool
+) -> None:
     """Show what a launch would do, touching nothing."""
     from launcher.plan import make_plan, render_plan
 
-    plan = make_plan(compose_recipe(recipe, overrides, search).recipe)
+    if as_json and as_manifest:
+        raise UserError("--json and --manifest exclude each other", hint="give one of them")
+    resolved = compose_recipe(recipe, overrides, search).recipe
+    if as_manifest:
+        output.data_as_it_is(_manifest(resolved).decode("ascii").rstrip("\n"))
+        return
+    plan = make_plan(resolved)
     output.data(plan.to_json().rstrip("\n") if as_json else render_plan(plan).rstrip("\n"))
+
+
+def _manifest(recipe: Recipe) -> bytes:
+    """Byte for byte what a launch from this folder would apply.
+
+    Raises:
+      UserError: another target, or no JobSet that could run.
+    """
+    from launcher.bundle import make_bundle
+    from launcher.gke.manifest import manifest, manifest_bytes
+    from launcher.gke.validate import problems
+    from launcher.plan import make_plan
+
+    kind = recipe.target.kind
+    if kind != "gke":
+        raise UserError(
+            f"target.kind={kind}: only GKE has a manifest",
+            hint="add target=gke, or leave --manifest out",
+        )
+    digest = make_bundle(Path.cwd()).digest if recipe.target.ship_code else None
+    found = manifest(recipe, make_plan(recipe), bundle=digest)
+    if wrong := problems(found):
+        raise RecipeError(recipe.name, wrong)
+    return manifest_bytes(found)

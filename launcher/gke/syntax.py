@@ -1,7 +1,8 @@
-"""What Kubernetes takes for a name, a label, a variable, a quantity or a pattern.
+"""Why Kubernetes would not take a name, a label, a variable or a pattern: a clause, or an empty string.
 
-Each function returns why it does not, as a clause, or an empty string. The rules are those of
-k8s.io/apimachinery v0.34.3 pkg/util/validation; where a newer API server is laxer, the older one's hold.
+What a name is, is in `recipes/kubernetes_names.py`; here are the reasons, and what a manifest has beyond
+names (k8s.io/apimachinery v0.34.3 pkg/util/validation). Where an API server is laxer, the older one's rule
+holds.
 """
 
 from __future__ import annotations
@@ -9,51 +10,38 @@ from __future__ import annotations
 import re
 from decimal import Decimal, InvalidOperation
 
+from recipes import kubernetes_names as names
+
 MAX_INT32 = 2**31 - 1
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_DNS1123_LABEL = re.compile(_LABEL, re.ASCII)
-_DNS1123_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 _DNS1035_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
-_QUALIFIED = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]", re.ASCII)
-_ENV_NAME = re.compile(r"[-._a-zA-Z][-._a-zA-Z0-9]*", re.ASCII)
-_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]+", re.ASCII)
 _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
 _QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[EPTGMk]i?|Ki|m|u|n)?", re.ASCII)
-_IMAGE = re.compile(r"[^\s@]+@sha256:[0-9a-f]{64}", re.ASCII)
 _NOT_RE2 = re.compile(r"\\[1-9]|\(\?(=|!|<=|<!|>|\(|P=|#)|[*+?}]\+")
+_QUALIFIED = "is not of letters, digits, '-', '_' and '.', from a letter or digit to one"
 _MAX_ENV_BYTES = 128 * 1024
 """Of one NAME=VALUE with its NUL: MAX_ARG_STRLEN of Linux, beyond which no program starts."""
 
 
-def dns1035_label(text: str, most: int = 63) -> str:
+def dns1035_label(text: str) -> str:
     """Of JobSets, Jobs, services: a host name that begins with a letter."""
-    if len(text) > most:
-        return f"has {len(text)} characters, more than {most}"
-    return "" if _DNS1035_LABEL.fullmatch(text) else "is not of a-z, 0-9 and hyphens, from a letter on"
+    fits = _DNS1035_LABEL.fullmatch(text) is not None
+    return _reason(text, names.MAX_LABEL, fits, "is not of a-z, 0-9 and hyphens, from a letter on")
 
 
 def dns1123_label(text: str) -> str:
     """Of namespaces, containers, volumes."""
-    if len(text) > 63:
-        return f"has {len(text)} characters, more than 63"
-    return "" if _DNS1123_LABEL.fullmatch(text) else "is not of a-z, 0-9 and hyphens"
+    return _reason(text, names.MAX_LABEL, names.is_dns_label(text), "is not of a-z, 0-9 and hyphens")
 
 
 def dns1123_subdomain(text: str) -> str:
-    """Of secrets, service accounts, queues."""
-    if len(text) > 253:
-        return f"has {len(text)} characters, more than 253"
-    return "" if _DNS1123_SUBDOMAIN.fullmatch(text) else "is not of a-z, 0-9, hyphens and dots"
+    """Of secrets and service accounts."""
+    fits = names.is_dns_subdomain(text)
+    return _reason(text, names.MAX_SUBDOMAIN, fits, "is not of a-z, 0-9, hyphens and dots")
 
 
 def qualified_name(text: str) -> str:
     """Of keys of labels, taints and conditions: ``name`` or ``domain/name``."""
-    prefix, slash, name = text.rpartition("/")
-    if slash and (reason := dns1123_subdomain(prefix)):
-        return f"has a prefix that {reason}"
-    if len(name) > 63:
-        return f"has a name of {len(name)} characters, more than 63"
-    return "" if _QUALIFIED.fullmatch(name) else "is not of letters, digits, '-', '_' and '.'"
+    return _reason(text.rpartition("/")[2], names.MAX_LABEL, names.is_label_key(text), _QUALIFIED)
 
 
 def annotation_key(text: str) -> str:
@@ -61,15 +49,12 @@ def annotation_key(text: str) -> str:
 
 
 def label_value(text: str) -> str:
-    if len(text) > 63:
-        return f"has {len(text)} characters, more than 63"
-    return "" if not text or _QUALIFIED.fullmatch(text) else "is not of letters, digits, '-', '_' and '.'"
+    return _reason(text, names.MAX_LABEL, names.is_label_value(text), _QUALIFIED)
 
 
 def env_name(text: str) -> str:
-    if text in (".", "..") or text.startswith(".."):
-        return "begins with '..' or is '.'"
-    return "" if _ENV_NAME.fullmatch(text) else "is not of letters, '-', '_', '.' and, later on, digits"
+    fits = names.is_env_name(text)
+    return _reason(text, names.MAX_SUBDOMAIN, fits, "is not of letters, '_' and, later on, digits")
 
 
 def env_value(name: str, value: str) -> str:
@@ -84,24 +69,20 @@ def env_value(name: str, value: str) -> str:
 
 
 def secret_key(text: str) -> str:
-    if len(text) > 253:
-        return f"has {len(text)} characters, more than 253"
-    if text in (".", "..") or text.startswith(".."):
-        return "begins with '..' or is '.'"
-    return "" if _SECRET_KEY.fullmatch(text) else "is not of letters, digits, '-', '_' and '.'"
+    fits = names.is_secret_key(text)
+    return _reason(text, names.MAX_SUBDOMAIN, fits, "is not of letters, digits, '-', '_' and '.'")
 
 
 def port_name(text: str) -> str:
-    if len(text) > 15:
-        return f"has {len(text)} characters, more than 15"
-    return "" if _PORT_NAME.fullmatch(text) else "is not of a-z, 0-9 and single hyphens with a letter"
+    fits = _PORT_NAME.fullmatch(text) is not None
+    return _reason(text, 15, fits, "is not of a-z, 0-9 and single hyphens with a letter")
 
 
 def image(text: str) -> str:
     """By digest: a tag may mean another image at each restart."""
     if not text:
         return "is missing"
-    return "" if _IMAGE.fullmatch(text) else "is not REPOSITORY@sha256: and 64 hexadecimal digits"
+    return "" if names.is_image_by_digest(text) else "is not REPOSITORY@sha256: and 64 hexadecimal digits"
 
 
 def quantity(value: object) -> Decimal | None:
@@ -135,3 +116,9 @@ def references(text: str) -> list[str]:
         else:
             position += 2
     return found
+
+
+def _reason(text: str, most: int, fits: bool, otherwise: str) -> str:
+    if fits:
+        return ""
+    return f"has {len(text)} characters, more than {most}" if len(text) > most else otherwise

@@ -164,14 +164,14 @@ def _value(entry: Mapping[str, Any], name: str, where: str, earlier: Sequence[st
         yield finding(where, None, "has not exactly one of value and valueFrom", "give one")
     value = entry.get("value", "")
     if not isinstance(value, str):
-        yield finding(where, value, "is no text", "write it in quotes")
+        yield finding(where, None, "is no text", "write it in quotes")
         return
     if reason := syntax.env_value(name, value):
         yield finding(where, None, reason, "use shorter text without NUL characters")
     for wanted in syntax.references(value):
         if wanted not in earlier:
             reason = f"refers to $({wanted}), which is not set before it"
-            yield finding(where, value, reason, "write $$ for a dollar sign, or set it earlier")
+            yield finding(where, None, reason, "write $$ for a dollar sign, or set it earlier")
     secret = mapped(entry.get("valueFrom")).get("secretKeyRef")
     if secret is not None:
         yield from _secret(mapped(secret), f"target.secrets.{name}")
@@ -179,11 +179,12 @@ def _value(entry: Mapping[str, Any], name: str, where: str, earlier: Sequence[st
 
 def _secret(reference: Mapping[str, Any], where: str) -> Found:
     name, key = str(reference.get("name", "")), str(reference.get("key", ""))
+    # Neither is shown: somebody may have put the secret itself there.
     fix = "give SECRET/KEY, for example wandb/api-key"
     if reason := syntax.dns1123_subdomain(name):
-        yield finding(where, name, f"{reason}: no secret", fix)
+        yield finding(where, None, f"the name of the secret {reason}", fix)
     if reason := syntax.secret_key(key):
-        yield finding(where, key, f"{reason}: no key of a secret", fix)
+        yield finding(where, None, f"the key of the secret {reason}", fix)
 
 
 def _repeated(found: Sequence[str]) -> list[str]:
