@@ -30,13 +30,23 @@ from hydra.types import RunMode
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from launcher import free_form
 from launcher.origins import DEFAULT, OVERRIDE, Layer, ignored_choices, origins_of
 from launcher.overrides import GrammarError, Override, read_overrides
 from launcher.recipe_path import GROUPS, describe, find, label, locate, names
 from launcher.recipe_yaml import RecipeFile, read_recipe_file
 from recipes.check import check
 from recipes.errors import Problem, RecipeError, UserError
-from recipes.load import defaults, flatten, keys, nearest, nest, recipe_from_dict
+from recipes.load import (
+    defaults,
+    flatten,
+    free_form_node,
+    keys,
+    nearest,
+    nest,
+    recipe_from_dict,
+    recipe_to_dict,
+)
 from recipes.schema import Recipe
 
 _SCHEMA = "_schema_"
@@ -50,7 +60,8 @@ class Composed:
 
     recipe: Recipe
     origins: Mapping[str, str]
-    """For every key, in schema order: ``recipes/model/llama3-8b.yaml:7``, ``override`` or ``default``."""
+    """For every key, in schema order: ``recipes/model/llama3-8b.yaml:7``, ``override`` or ``default``;
+    after each free-form key, for its entries."""
     notes: tuple[str, ...]
     """What the user should hear, though nothing is wrong."""
 
@@ -66,16 +77,33 @@ def compose(name: str, overrides: Sequence[str], *, search: Sequence[Path] = ())
       UserError: no such recipe, or a file of it cannot be read.
     """
     name, folders = locate(name, search)
-    parsed, refused = read_overrides(overrides, folders, _grammar)
+    parsed = read_overrides(overrides, folders, _grammar)
     with _hydra(folders):
         try:
-            data, layers = _compose(name, parsed, folders)
+            data, layers = _compose(name, parsed.overrides, folders)
         except (HydraException, OmegaConfBaseException, RecursionError) as error:
+            refused = parsed.problems
             raise RecipeError(name, refused) if refused else _explain(name, error, folders) from None
-    origins = origins_of(layers, [override.key for override in parsed if not override.is_choice])
-    recipe = _checked({**data, "name": name}, origins, refused)
-    complete = {path: origins.get(path, DEFAULT) for path in keys()} | {"name": label(layers[-1].path)}
-    return Composed(recipe=recipe, origins=complete, notes=ignored_choices(layers, parsed, origins))
+    merged = free_form.merge(layers, parsed.entries)
+    overridden = [override.key for override in parsed.overrides if not override.is_choice]
+    origins = {entry.node: OVERRIDE for entry in parsed.entries}
+    origins |= origins_of(layers, [*overridden, *(entry.key for entry in parsed.entries)])
+    data = free_form.put({**data, "name": name}, merged.values)
+    recipe = _checked(data, origins, [*parsed.problems, *merged.problems])
+    complete = {path: origins.get(path, DEFAULT) for path in _leaves(recipe)}
+    return Composed(
+        recipe=recipe,
+        origins=complete | {"name": label(layers[-1].path)},
+        notes=ignored_choices(layers, parsed.overrides, origins),
+    )
+
+
+def _leaves(recipe: Recipe) -> Iterator[str]:
+    """Every key in schema order; after a free-form key, its entries."""
+    for path, value in flatten(recipe_to_dict(recipe)).items():
+        yield path
+        if isinstance(value, Mapping):
+            yield from (f"{path}.{name}" for name in value)
 
 
 def _grammar(text: str) -> Any:
@@ -111,7 +139,7 @@ def _beside(
     data: Mapping[str, Any], problems: Sequence[Problem], origins: Mapping[str, str]
 ) -> Sequence[Problem]:
     """Problems across fields, in sections that have no other problem: there they are no mere consequence."""
-    bad = {problem.key for problem in problems}
+    bad = {free_form_node(problem.key) or problem.key for problem in problems}
     flat = {path: value for path, value in flatten(data).items() if path in keys()}
     flat |= {path: keys()[path].default for path in bad if path in keys()}
     try:
@@ -132,13 +160,15 @@ class _RecipeSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         path = self._file(config_path)
         assert path is not None
-        contents = read_recipe_file(path, label(path), is_group="/" in config_path)
+        group = config_path.rpartition("/")[0]
+        contents = read_recipe_file(path, label(path), group=group)
         _check_defaults(contents)
         header = {"package": contents.package}
+        data = free_form.without(contents.data, "" if contents.package else group)
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
-            config=OmegaConf.create(dict(contents.data)),
+            config=OmegaConf.create(data),
             header=header,
         )
 
@@ -262,7 +292,7 @@ def _layers(choices: Sequence[str], folders: Sequence[Path]) -> Iterable[Layer]:
         config_path = entry.config_path or ""
         path = _config_file(folders, config_path)
         if path is not None:
-            contents = read_recipe_file(path, label(path), is_group="/" in config_path)
+            contents = read_recipe_file(path, label(path), group=config_path.rpartition("/")[0])
             yield Layer(path=path, package=entry.package or "", contents=contents)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.overrides import Override
 from launcher.recipe_yaml import RecipeFile
-from recipes.load import keys
+from recipes.load import free_form, free_form_node, keys
 
 OVERRIDE = "override"
 DEFAULT = "default"
@@ -51,6 +51,11 @@ def ignored_choices(
                 continue
             for key, line in layer.lines().items():
                 mine = f"{layer.contents.label}:{line}"
-                if key in keys() and origins[key] not in (mine, OVERRIDE):
+                if _is_leaf(key) and origins[key] not in (mine, OVERRIDE):
                     notes.append(f"{origins[key]} sets {key} over {override.text}")
     return tuple(notes)
+
+
+def _is_leaf(key: str) -> bool:
+    """Whether one value can hide another there; free-form keys are merged entry by entry."""
+    return free_form_node(key) is not None or (key in keys() and key not in free_form())

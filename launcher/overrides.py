@@ -2,11 +2,13 @@
 
 Hydra's grammar parses the values (``launcher.compose`` passes its parser in), so quoting means what
 Hydra's documentation says. What it would do beyond setting one known key or choosing one known option
-is refused here, all at once.
+is refused here, all at once. Entries of free-form keys (``target.env.FOO=1``) are texts: they are taken as
+typed and never reach Hydra, which would make numbers of them and split names at dots.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +17,8 @@ from typing import Any
 from launcher.recipe_path import GROUPS, describe, find, names
 from launcher.recipe_yaml import interpolation_problem
 from recipes.errors import Problem
-from recipes.load import keys, nearest
+from recipes.kubernetes_names import looks_secret
+from recipes.load import free_form, free_form_node, keys, nearest
 
 MAX_LENGTH = 4096
 
@@ -32,6 +35,31 @@ class Override:
     """It chooses an option of a group."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """One accepted override of a free-form key."""
+
+    node: str
+    """The free-form key, for example ``target.env``."""
+    name: str | None
+    """Name of the entry; None for all of them."""
+    value: str | None
+    """None removes the entry."""
+
+    @property
+    def key(self) -> str:
+        return self.node if self.name is None else f"{self.node}.{self.name}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parsed:
+    """A command line's overrides: what is accepted, and what is wrong with the rest."""
+
+    overrides: Sequence[Override]
+    entries: Sequence[Entry]
+    problems: Sequence[Problem]
+
+
 class GrammarError(Exception):
     """The text is not an override; the message says why."""
 
@@ -40,34 +68,39 @@ Grammar = Callable[[str], Any]
 """Parses the value of an override; raises GrammarError, also for a sweep."""
 
 
-def read_overrides(
-    texts: Sequence[str], folders: Sequence[Path], grammar: Grammar
-) -> tuple[list[Override], list[Problem]]:
-    """The overrides that are accepted, parsed, and what is wrong with the others."""
+def read_overrides(texts: Sequence[str], folders: Sequence[Path], grammar: Grammar) -> Parsed:
+    """Reads every override, the good beside the bad."""
     overrides: list[Override] = []
+    entries: list[Entry] = []
     problems: list[Problem] = []
     for text in texts:
         try:
-            overrides.append(_read(text, folders, grammar))
+            if _node(text) is not None:
+                entries += _read_entries(text, grammar)
+            else:
+                overrides.append(_read(text, folders, grammar))
         except _RefusedError as refused:
             problems.append(refused.problem)
-    problems += _repeated(overrides)
-    return list({override.key: override for override in overrides}.values()), problems
+    problems += [*_repeated(overrides), *_repeated_entries(entries)]
+    return Parsed(
+        overrides=list({override.key: override for override in overrides}.values()),
+        entries=list({entry.key: entry for entry in entries}.values()),
+        problems=problems,
+    )
 
 
 class _RefusedError(Exception):
     def __init__(self, key: str, value: object, reason: str, fix: str) -> None:
         super().__init__(reason)
-        self.problem = Problem(key=_short(key), value=value, reason=reason, fix=fix, origin="override")
+        # What someone typed for a secret is not repeated, wherever they put it.
+        shown = None if key not in keys() and looks_secret(key) else value
+        self.problem = Problem(key=_short(key), value=shown, reason=reason, fix=fix, origin="override")
 
 
 def _read(text: str, folders: Sequence[Path], grammar: Grammar) -> Override:
     key, equals, raw = text.partition("=")
     _refuse_edits(key, raw, bool(equals), folders)
-    if len(text) > MAX_LENGTH:
-        raise _RefusedError(
-            key, "...", f"is longer than {MAX_LENGTH} characters", "write it in a recipe file"
-        )
+    _refuse_long(key, text)
     is_choice = key in GROUPS
     if not is_choice and key not in keys():
         raise _unknown(key, raw)
@@ -86,6 +119,94 @@ def _read(text: str, folders: Sequence[Path], grammar: Grammar) -> Override:
     if is_choice:
         _check_option(key, value, raw, folders)
     return Override(text=text, key=key, value=value, is_choice=is_choice)
+
+
+def _refuse_long(key: str, text: str) -> None:
+    if len(text) > MAX_LENGTH:
+        raise _RefusedError(
+            key, "...", f"is longer than {MAX_LENGTH} characters", "write it in a recipe file"
+        )
+
+
+def _node(text: str) -> str | None:
+    """The free-form key that an override is about."""
+    key = text.partition("=")[0].lstrip("+~")
+    return key if key in free_form() else free_form_node(key)
+
+
+def _read_entries(text: str, grammar: Grammar) -> list[Entry]:
+    """An override of a free-form key, also with the ``+`` and ``++`` that Hydra wants before new names."""
+    signed, equals, raw = text.partition("=")
+    key, node = signed.lstrip("+~"), _node(text)
+    assert node is not None
+    name = None if key == node else key.removeprefix(f"{node}.")
+    _refuse_long(key, text)
+    if name == "":
+        raise _RefusedError(key, None, "names no entry", f"write {node}.NAME=VALUE")
+    if signed.startswith("~"):
+        if equals:
+            raise _RefusedError(signed, None, "removes an entry and takes no value", f"write ~{key}")
+        return [Entry(node=node, name=name, value=None)]
+    if not equals:
+        raise _RefusedError(
+            key, None, "is not an override", f"write {node}.{name or 'NAME'}=VALUE, or ~{key} to remove it"
+        )
+    values = _read_mapping(node, raw, grammar) if name is None else {name: _entry_text(key, raw, grammar)}
+    for entry, value in values.items():
+        if "${" in value:
+            raise _RefusedError(
+                f"{node}.{entry}",
+                _short(value),
+                "interpolates, and a text is not interpolated here",
+                "write the value",
+            )
+    return [Entry(node=node, name=entry, value=value) for entry, value in values.items()]
+
+
+def _entry_text(key: str, raw: str, grammar: Grammar) -> str:
+    """The text of one entry: exactly as typed, unless it is in quotes."""
+    if raw.strip() == "null":
+        fix = f"write ~{key} to remove it, or '{key}=\"null\"' for the text"
+        raise _RefusedError(key, raw, "is not a text", fix)
+    if not raw.lstrip().startswith(("'", '"')):
+        return raw
+    try:
+        value = grammar(f"value={raw}")
+    except GrammarError:
+        value = None
+    if not isinstance(value, str):
+        fix = "quote the whole value once, or begin it with another character"
+        raise _RefusedError(key, _short(raw), "begins with a quote but is not one quoted text", fix)
+    return value
+
+
+def _read_mapping(node: str, raw: str, grammar: Grammar) -> Mapping[str, str]:
+    """Several entries at once: a mapping in JSON, or by Hydra's grammar (which has no quoted names)."""
+    example = f'write {node}.NAME=VALUE, or \'{node}={{"NAME":"VALUE"}}\''
+    try:
+        value = json.loads(raw, object_pairs_hook=_unrepeated)
+    except (ValueError, RecursionError):
+        try:
+            value = grammar(f"value={raw}")
+        except GrammarError:
+            value = None
+    if not isinstance(value, dict):
+        raise _RefusedError(node, None, "is not a mapping of names to texts", example)
+    if not value:
+        raise _RefusedError(node, "{}", "is empty", f"write ~{node} to remove all entries")
+    for name, text in value.items():
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise _RefusedError(
+                f"{node}.{name}", text, "is not a text", f"quote it, or write {node}.{name}=VALUE"
+            )
+    return value
+
+
+def _unrepeated(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name is given twice")
+    return found
 
 
 def _refuse_edits(key: str, raw: str, has_value: bool, folders: Sequence[Path]) -> None:
@@ -155,6 +276,16 @@ def _repeated(overrides: Sequence[Override]) -> Iterator[Problem]:
             yield Problem(
                 key=override.key, value=override.value, reason="is given twice", fix=fix, origin="override"
             )
+
+
+def _repeated_entries(entries: Sequence[Entry]) -> Iterator[Problem]:
+    seen: set[str] = set()
+    for entry in entries:
+        if entry.key in seen:
+            yield Problem(
+                key=entry.key, value=None, reason="is given twice", fix="keep one of them", origin="override"
+            )
+        seen.add(entry.key)
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -16,7 +16,8 @@ from typing import Any
 import yaml
 
 from recipes.errors import Problem, RecipeError, UserError
-from recipes.load import keys
+from recipes.kubernetes_names import looks_secret
+from recipes.load import free_form, free_form_node, keys
 
 MAX_SIZE_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -47,8 +48,8 @@ class RecipeFile:
     """Line of each key, by its dotted path in this file."""
 
 
-def read_recipe_file(path: Path, label: str, *, is_group: bool = False) -> RecipeFile:
-    """Reads ``path``; ``is_group`` when its keys go under a group.
+def read_recipe_file(path: Path, label: str, *, group: str = "") -> RecipeFile:
+    """Reads ``path``; ``group`` is where its keys go, unless its header says otherwise.
 
     Raises:
       UserError: it cannot be read, is too large or is not YAML.
@@ -56,9 +57,11 @@ def read_recipe_file(path: Path, label: str, *, is_group: bool = False) -> Recip
     """
     text = _read_text(path, label)
     builder = _Builder(label)
-    data = builder.document(_events(text, label))
     comment, package = _header(text, builder)
-    if not is_group or package:
+    is_root = not group or package is not None
+    builder.prefix = "" if is_root else f"{group}."
+    data = builder.document(_events(text, label))
+    if is_root:
         _check_top(data, builder)
     if builder.problems:
         raise RecipeError(path.stem, builder.problems)
@@ -153,6 +156,8 @@ class _TooDeepError(Exception):
 @dataclass(slots=True)
 class _Builder:
     label: str
+    prefix: str = ""
+    """Of the file's keys within the recipe."""
     problems: list[Problem] = field(default_factory=list)
     lines: dict[str, int] = field(default_factory=dict)
 
@@ -220,21 +225,25 @@ class _Builder:
             else:
                 key = key_event.value
             key_path = f"{path}.{key}" if path else key
-            self._check_key(key, key_path, data, _line(key_event))
+            self._check_key(key, path, data, _line(key_event))
             data[key] = self._node(_node_event(next(events)), events, key_path, depth + 1)
             self.lines[key_path] = _line(key_event)
-        if not data and path:
+        if not data and path and not self._is_free_form(path):
             self.report(path, "{}", line, "is empty", "give its keys, or leave it out")
         return data
 
-    def _check_key(self, key: str, path: str, data: Mapping[str, Any], line: int) -> None:
+    def _is_free_form(self, path: str) -> bool:
+        return f"{self.prefix}{path}" in free_form()
+
+    def _check_key(self, key: str, parent: str, data: Mapping[str, Any], line: int) -> None:
+        path = f"{parent}.{key}" if parent else key
         if key in data:
             self.report(path, None, line, "is given twice", "keep one of them")
         elif key.startswith("_target_"):
             self.report(
                 path, None, line, "would name code to run", "remove it; things are chosen by name in a recipe"
             )
-        elif "." in key:
+        elif "." in key and not self._is_free_form(parent):
             self.report(path, None, line, "is written with dots", "nest it: one mapping for each part")
 
     def _sequence(self, events: Iterator[yaml.Event], path: str, depth: int) -> list[Any]:
@@ -249,8 +258,10 @@ class _Builder:
 
     def _scalar(self, event: yaml.ScalarEvent, path: str) -> object:
         wrong = interpolation_problem(event.value)
+        if "${" in event.value and free_form_node(f"{self.prefix}{path}"):
+            wrong = "interpolates, and a text is not interpolated here", "write the value"
         if wrong:
-            self.report(path, event.value, _line(event), *wrong)
+            self.report(path, None if looks_secret(path) else event.value, _line(event), *wrong)
             return None
         return event.value if event.style else plain_scalar(event.value)
 

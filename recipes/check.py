@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from recipes.check_mesh import check_mesh
+from recipes.check_target import check_target
 from recipes.contract import RUN_NAME_PATTERN, is_run_name
 from recipes.errors import Problem
-from recipes.hardware import CPU, slice_shape
 from recipes.schema import Recipe
 
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9_.]{1,220}[a-z0-9]", re.ASCII)
@@ -32,7 +32,7 @@ def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[P
       recipe: as read by :func:`recipes.load.recipe_from_dict`.
       origins: where each dotted key came from, for messages.
     """
-    rules = (_check_run, _check_target, check_mesh, _check_data, _check_length)
+    rules = (_check_run, check_target, check_mesh, _check_data, _check_length)
     found = [problem for rule in rules for problem in rule(recipe)]
     known = origins or {}
     return [dataclasses.replace(problem, origin=known.get(problem.key, "")) for problem in found]
@@ -104,33 +104,6 @@ def _is_bucket(name: str) -> bool:
     named_by_google = name.startswith("goog") or "google" in name
     well_formed = _BUCKET.fullmatch(name) is not None and _IP_ADDRESS.fullmatch(name) is None
     return well_formed and parts_fit and length_fits and not named_by_google
-
-
-def _check_target(recipe: Recipe) -> Iterator[Problem]:
-    kind, chip = recipe.target.kind, recipe.hardware.generation
-    if (kind == "local") != (chip == CPU):
-        there = "only cpu is local" if kind == "local" else f"target={kind} has TPUs only"
-        fix = (
-            "use hardware.generation=cpu with target=local, or a TPU generation with target=gke or target=tpu"
-        )
-        yield _problem("target.kind", kind, f"does not go with hardware.generation={chip}: {there}", fix)
-        return
-    if kind != "tpu":
-        return
-    if chip == "tpu7x":
-        yield _problem("target.kind", kind, "the Cloud TPU API does not offer tpu7x", "use target=gke")
-        return
-    try:
-        shape = slice_shape(recipe.hardware)
-    except ValueError:
-        return
-    if shape.accelerator_type is None:
-        yield _problem(
-            "hardware.chips_per_host",
-            recipe.hardware.chips_per_host,
-            f"the Cloud TPU API offers {chip} {shape.topology_name} only as one host of {shape.num_chips}",
-            f"use hardware.chips_per_host={shape.num_chips}, or target=gke",
-        )
 
 
 def _check_data(recipe: Recipe) -> Iterator[Problem]:

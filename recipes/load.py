@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from recipes.errors import Problem, RecipeError
+from recipes.kubernetes_names import looks_secret
 from recipes.schema import Effect, Recipe
 
 INT32_MAX = 2**31 - 1
@@ -225,7 +226,8 @@ class _Reader:
             if not isinstance(name, str):
                 self.report(f"{key.path}.{name}", None, "has a name that is not a text", "quote the name")
             elif not isinstance(text, str):
-                self.report(f"{key.path}.{name}", text, "is not a text", _quote_it(name, text))
+                shown = "..." if looks_secret(f"{key.path}.{name}") else text
+                self.report(f"{key.path}.{name}", shown, "is not a text", _quote_it(name, shown))
         if not all(isinstance(part, str) for entry in value.items() for part in entry):
             return _INVALID
         return dict(sorted(value.items()))

@@ -75,27 +75,53 @@ def _show_recipe(composed: Composed, as_json: bool) -> None:
 
 
 def _yaml_lines(values: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[str]:
-    flat = {path: value for path, value in flatten(values).items() if path != "name"}
-    written = {path: f"  {path.split('.', 1)[1]}: {yaml_scalar(value)}" for path, value in flat.items()}
+    written: dict[str, str] = {}
+    for path, value in flatten(values).items():
+        _, _, leaf = path.partition(".")
+        if isinstance(value, Mapping) and value:
+            written[path] = f"  {leaf}:"
+            written |= {
+                f"{path}.{name}": f"    {yaml_scalar(name)}: {yaml_scalar(text)}"
+                for name, text in value.items()
+            }
+        elif leaf:
+            written[path] = f"  {leaf}: {yaml_scalar(value)}"
     width = max(len(line) for line in written.values() if len(line) <= 50)
     section = ""
     for path, line in written.items():
         if path.split(".", 1)[0] != section:
             section = path.split(".", 1)[0]
             yield f"{section}:"
-        yield f"{line.ljust(width)}  # {one_line(origins[path])}"
+        # A mapping's entries each say where they come from.
+        yield line if line.endswith(":") else f"{line.ljust(width)}  # {one_line(origins[path])}"
 
 
 def yaml_scalar(value: object) -> str:
     """A leaf as YAML that both YAML 1.1 and 1.2 read back as the same value."""
     if isinstance(value, str):
         plain = _PLAIN.fullmatch(value) and value.lower() not in _WORDS and ": " not in value
-        return value if plain else json.dumps(value)
+        return value if plain else _quoted(value)
+    if isinstance(value, Mapping):
+        entries = ", ".join(f"{yaml_scalar(name)}: {yaml_scalar(text)}" for name, text in value.items())
+        return f"{{{entries}}}"
     text = json.dumps(value)
     # YAML 1.1 takes a number with an exponent but without a point for a text.
     return (
         text.replace("e", ".0e", 1) if isinstance(value, float) and "e" in text and "." not in text else text
     )
+
+
+def _quoted(text: str) -> str:
+    """A double-quoted YAML scalar; what a terminal cannot show is escaped by YAML's rules, not by JSON's."""
+    return '"' + "".join(_escaped(char) for char in text) + '"'
+
+
+def _escaped(char: str) -> str:
+    if char in '"\\':
+        return f"\\{char}"
+    if char.isprintable():
+        return char
+    return f"\\x{ord(char):02x}" if ord(char) < 0x100 else f"\\U{ord(char):08x}"
 
 
 def _show_key(composed: Composed, key: Key, as_json: bool) -> None:
@@ -154,6 +180,8 @@ def type_name(hint: Any) -> str:
         return " or ".join(type_name(part) for part in typing.get_args(hint))
     if typing.get_origin(hint) is Literal:
         return f"one of {', '.join(typing.get_args(hint))}"
+    if typing.get_origin(hint) is Mapping:
+        return "mapping of names to texts"
     return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}[
         hint
     ]
