@@ -41,6 +41,8 @@ STOP_SIGNALS = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHU
 @click.option("--fork", "fork_name", metavar="NEW", help="Start run NEW from this run's newest checkpoint.")
 @click.option("--no-restart", is_flag=True, help="End with the first attempt, however it ends.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
+@click.option("--wait", is_flag=True, help="On a cluster: follow the run to its end; Ctrl-C lets it go on.")
+@click.option("--yes", "assume_yes", is_flag=True, help="Launch above target.max_chips or max_cost unasked.")
 @click.option("--json", "as_json", is_flag=True, help="How it ended, as JSON on stdout.")
 def command(
     recipe: str,
@@ -49,11 +51,14 @@ def command(
     fork_name: str | None,
     no_restart: bool,
     dry_run: bool,
+    wait: bool,
+    assume_yes: bool,
     as_json: bool,
 ) -> None:
     """Run RECIPE to its end, or resume it.
 
-    Ctrl-C once saves and stops; launching again goes on from there.
+    Here, Ctrl-C once saves and stops; launching again goes on from there. On a cluster (target=gke) the
+    run is submitted and goes on by itself.
     """
     resolved = compose_recipe(recipe, overrides, search).recipe
     fork = None
@@ -67,10 +72,23 @@ def command(
     if dry_run:
         output.data(plan.to_json().rstrip("\n"))
         return
-    _check_target(resolved)
-    check_inputs(resolved)
+    _check_target(resolved, no_restart=no_restart, wait=wait)
     searched = [word for folder in search for word in ("--recipes", str(folder))]
     again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
+    if resolved.target.kind == "gke":
+        from launcher.cli import launch_gke  # its imports are for those who need them
+
+        asked = launch_gke.GkeLaunch(
+            recipe=resolved,
+            plan=plan,
+            again=again,
+            fork=fork,
+            assume_yes=assume_yes,
+            wait=wait,
+            as_json=as_json,
+        )
+        click.get_current_context().exit(int(launch_gke.launch(asked)))
+    check_inputs(resolved)
     finish = launch(resolved, plan, restart_allowed=not no_restart, what=again, fork=fork)
     # The terminal may be gone; the exit code must not be lost with it.
     with contextlib.suppress(OSError):
@@ -78,9 +96,13 @@ def command(
     click.get_current_context().exit(int(finish.exit_code))
 
 
-def _check_target(recipe: Recipe) -> None:
+def _check_target(recipe: Recipe, *, no_restart: bool, wait: bool) -> None:
     kind = recipe.target.kind
-    if kind != "local":
+    if kind == "gke" and no_restart:
+        raise UserError("--no-restart is for local runs", hint="on GKE, give run.max_restarts=0")
+    if kind == "local" and wait:
+        raise UserError("--wait is for runs on a cluster", hint="a local run is always followed to its end")
+    if kind == "tpu":
         raise UserError(
             f"target.kind={kind}: submitting to {kind} is not built yet",
             hint="see docs/status.md; `muster plan` shows what would run, and target=local runs here",

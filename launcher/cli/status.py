@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import sys
 import time
+from collections.abc import Sequence
 
 import click
 
 from launcher.cli import output, runs
-from launcher.summary import RunState, RunSummary, summary
+from launcher.gke.observe import JobState
+from launcher.gke.of_run import ClusterView, target_of, view
+from launcher.rundir import RunDir
+from launcher.storage import is_remote
+from launcher.summary import SHOWN_HOSTS, HostRow, RunState, RunSummary, hosts_that_matter, summary
 from launcher.text import one_line
+from recipes.contract import ExitCode
 
 WATCH_PERIOD_S = 2.0
 HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "REASON")
@@ -21,30 +28,76 @@ HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "R
 @runs.root_option
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout; with --watch one document a line.")
 @click.option("--watch", is_flag=True, help="Again every 2 seconds, until the run is no longer running.")
-def command(run: str, root: str, as_json: bool, watch: bool) -> None:
+@click.option("--all-hosts", is_flag=True, help=f"Every host; otherwise at most {SHOWN_HOSTS}.")
+def command(run: str, root: str, as_json: bool, watch: bool, all_hosts: bool) -> None:
     """Show what RUN (a name, a path or a gs:// address) is doing."""
     found = runs.find_run(run, root)
     while True:
-        seen = summary(found, time.time())
-        _show(seen, as_json=as_json, watch=watch)
+        seen = summary(found, time.time(), all_hosts=all_hosts)
+        cluster = _cluster(found, seen)
+        _show(seen, cluster, as_json=as_json, watch=watch, all_hosts=all_hosts)
         sys.stdout.flush()
-        if not watch or seen.state is not RunState.RUNNING:
+        if not watch or not _is_live(seen, cluster):
             return
         time.sleep(WATCH_PERIOD_S)
 
 
-def _show(seen: RunSummary, *, as_json: bool, watch: bool) -> None:
+def _cluster(run: RunDir, seen: RunSummary) -> ClusterView | None:
+    """None for a run that was never launched onto a cluster: those are in buckets."""
+    target = target_of(run) if is_remote(run.url) else None
+    return view(run, seen.name, target) if target else None
+
+
+def _is_live(seen: RunSummary, cluster: ClusterView | None) -> bool:
+    if cluster is None or seen.state is RunState.COMPLETE:
+        return seen.state is RunState.RUNNING
+    return cluster.seen is None or not cluster.seen.state.is_over
+
+
+def _show(
+    seen: RunSummary, cluster: ClusterView | None, *, as_json: bool, watch: bool, all_hosts: bool
+) -> None:
     if as_json:
-        output.data_json(dataclasses.asdict(seen), indent=None if watch else 2)
+        document = {**dataclasses.asdict(seen), "cluster": cluster and _plain(cluster)}
+        output.data_json(document, indent=None if watch else 2)
         return
     if watch and sys.stdout.isatty():
         click.clear()
     output.data_as_it_is(runs.heading(seen))
     if sys.stdout.isatty() or not watch:
-        output.data(_details(seen))
+        output.data(_details(seen, cluster, all_hosts=all_hosts))
 
 
-def _details(seen: RunSummary) -> str:
+def _plain(cluster: ClusterView) -> dict[str, object]:
+    """One flat object: where, and what was seen or why nothing was."""
+    seen = dataclasses.asdict(cluster.seen) if cluster.seen else {}
+    return {
+        "context": cluster.context or None,
+        "namespace": cluster.namespace,
+        "problem": cluster.problem or None,
+        **seen,
+    }
+
+
+def _cluster_lines(cluster: ClusterView) -> list[str]:
+    where = f"{cluster.context or 'the current one'}, namespace {cluster.namespace}"
+    if cluster.seen is None:
+        return [f"  cluster     {where}", f"  unknown     {cluster.problem}"]
+    seen = cluster.seen
+    lines = [f"  cluster     {where}", f"  jobset      {seen.state.value}"]
+    if seen.state is JobState.ABSENT:
+        return lines
+    if seen.why:
+        lines.append(f"  because     {seen.why}")
+    uncounted = max(0, seen.restarts - seen.counted_restarts)
+    return [
+        *lines,
+        f"  hosts up    {seen.ready} of {seen.total}",
+        f"  restarts    {seen.restarts} ({seen.counted_restarts} counted, {uncounted} preemptions)",
+    ]
+
+
+def _details(seen: RunSummary, cluster: ClusterView | None, *, all_hosts: bool) -> str:
     """What follows the heading."""
     committed = "none yet" if seen.committed_step < 0 else f"step {seen.committed_step}"
     lines = [
@@ -52,6 +105,7 @@ def _details(seen: RunSummary) -> str:
         f"  checkpoint  {committed}",
         f"  attempts    {seen.attempts}",
     ]
+    lines += _cluster_lines(cluster) if cluster else []
     if seen.holder:
         lines.append(f"  held by     {seen.holder}")
     if losses := runs.learned(seen):
@@ -65,7 +119,7 @@ def _details(seen: RunSummary) -> str:
         lines.append(f"  failure     {host}{seen.failure.message}")
         lines += [f"  hint        {seen.failure.hint}"] if seen.failure.hint else []
     lines += [f"  unreadable  {problem}" for problem in seen.damaged]
-    return "\n".join([*lines, *(["", _host_table(seen)] if seen.hosts else [])])
+    return "\n".join([*lines, *(["", *_host_lines(seen, all_hosts)] if seen.hosts else [])])
 
 
 def _speed(seen: RunSummary) -> str:
@@ -78,7 +132,25 @@ def _speed(seen: RunSummary) -> str:
     )
 
 
-def _host_table(seen: RunSummary) -> str:
+def _host_lines(seen: RunSummary, all_hosts: bool) -> list[str]:
+    rows = seen.hosts if all_hosts else _rows_that_matter(seen)
+    total = max(seen.num_hosts, len(seen.hosts))
+    more = [f"{len(rows)} of {total:,} hosts; --all-hosts shows all"] if len(rows) < total else []
+    return [_host_table(rows), *more]
+
+
+def _rows_that_matter(seen: RunSummary) -> Sequence[HostRow]:
+    """Those that failed, process 0, and those that have been silent for longest, in their order."""
+    if len(seen.hosts) <= SHOWN_HOSTS:
+        return seen.hosts
+    fine = (None, ExitCode.COMPLETE, ExitCode.PREEMPTED)
+    failed = {host.host: -math.inf for host in seen.hosts if host.exit_code not in fine}
+    times = {host.host: -(host.age_s or 0.0) for host in seen.hosts} | failed
+    chosen = hosts_that_matter(times, None)
+    return [host for host in seen.hosts if host.host in chosen]
+
+
+def _host_table(hosts: Sequence[HostRow]) -> str:
     rows = [
         (
             host.host,
@@ -90,6 +162,6 @@ def _host_table(seen: RunSummary) -> str:
             "-" if host.exit_code is None else str(host.exit_code),
             one_line(host.reason),
         )
-        for host in seen.hosts
+        for host in hosts
     ]
     return output.table(rows, header=HOST_HEADER)

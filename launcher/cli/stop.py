@@ -12,10 +12,14 @@ import click
 
 from launcher import lease
 from launcher.cli import output, runs
+from launcher.gke.client import connect
+from launcher.gke.objects import is_true
+from launcher.gke.of_run import own_jobset, target_of
+from launcher.gke.stopping import stop_jobset
 from launcher.ledger import Heartbeat
 from launcher.rundir import RunDir
-from launcher.storage import StorageError
-from launcher.summary import RunState, RunSummary, summary
+from launcher.storage import StorageError, is_remote
+from launcher.summary import RunState, RunSummary, run_name, summary
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -29,18 +33,40 @@ POLL_S = 0.5
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.0),
-    default=DEFAULT_TIMEOUT_S,
-    show_default=True,
+    show_default=f"{DEFAULT_TIMEOUT_S:g}, on a cluster after the grace period",
     help="How long to wait; the request stays.",
 )
-def command(run: str, root: str, timeout_s: float) -> None:
-    """Stop RUN (a name, a path or a gs:// address) cleanly; launching it again resumes it."""
+def command(run: str, root: str, timeout_s: float | None) -> None:
+    """Stop RUN (a name, a path or a gs:// address) cleanly; launching it again resumes it.
+
+    On a cluster its JobSet is deleted; that nothing of it is left is checked.
+    """
     found = runs.find_run(run, root)
-    if stop(found, timeout_s, time.sleep, time.time):
+    stopped = _stop_on_cluster(found, timeout_s)
+    if stopped or stop(found, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s, time.sleep, time.time):
         output.say(_ended(summary(found, time.time())))
     else:
         seen = summary(found, time.time())
         output.say(f"{seen.name} is not running: it is {seen.state.value}")
+
+
+def _stop_on_cluster(run: RunDir, timeout_s: float | None) -> bool:
+    """False when no cluster runs it.
+
+    Raises:
+      UserError: the JobSet of that name is another's, or something of it is left after ``timeout_s``.
+    """
+    target = target_of(run) if is_remote(run.url) else None
+    if target is None:
+        return False
+    cluster = connect(target.cluster, target.namespace)
+    jobset = own_jobset(cluster, run, run_name(run.url))
+    if jobset is None or is_true(jobset, "Completed") or is_true(jobset, "Failed"):
+        return False
+    _ask(run, time.time())
+    wait_s = target.grace_period_s + DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    stop_jobset(cluster, jobset, wait_s, say=output.say)
+    return True
 
 
 def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Callable[[], float]) -> bool:

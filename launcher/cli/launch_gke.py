@@ -1,0 +1,303 @@
+"""``muster launch RECIPE target=gke``: submits a run's JobSet, once, and returns; ``--wait`` follows it.
+
+Everything that can be wrong is found before anything is written: the manifest offline, then the cluster
+and what is there under the run's name, then the user's consent to the price. Then come the run directory,
+the code, and last the JobSet. Killed anywhere between, the same line goes on from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from launcher.bundle import Bundle, make_bundle, upload
+from launcher.cli import output
+from launcher.display import open_display
+from launcher.gke.api_errors import ClusterError
+from launcher.gke.client import Cluster, connect
+from launcher.gke.follow import Ended, Follower
+from launcher.gke.manifest import manifest, manifest_bytes
+from launcher.gke.objects import JOBSETS
+from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse, standing
+from launcher.gke.validate import problems
+from launcher.plan import Plan
+from launcher.provenance import lock_info
+from launcher.rundir import RunDir, create_or_open, launched_recipe
+from launcher.storage import open_storage
+from recipes.contract import ExitCode, Fork
+from recipes.errors import RecipeError, UserError
+from recipes.hardware import CPU
+from recipes.schema import Recipe
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GkeLaunch:
+    """One launch."""
+
+    recipe: Recipe
+    plan: Plan
+    again: str
+    """The command line that launches it again."""
+    sent: Mapping[str, Any] | None = None
+    """What a lock.json says of code that is in the bucket already; None: the working tree is sent."""
+    fork: Fork | None = None
+    assume_yes: bool = False
+    wait: bool = False
+    as_json: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prepared:
+    """What is known before anything is touched."""
+
+    wanted: Wanted
+    code: Bundle | None
+    """To upload."""
+
+    @property
+    def manifest_sha256(self) -> str:
+        return hashlib.sha256(manifest_bytes(self.wanted.manifest)).hexdigest()
+
+
+def launch(asked: GkeLaunch) -> int:
+    """Submits, and follows if asked; gives the exit code.
+
+    Raises:
+      UserError: something is wrong or refused; the message says what was left behind, if anything.
+    """
+    began_s = time.monotonic()
+    recipe = asked.recipe
+    _check_addresses(recipe)
+    prepared = _prepare(asked)
+    cluster = connect(recipe.target.cluster, recipe.target.namespace)
+    found = cluster.get(JOBSETS, asked.plan.run_name)
+    kind = standing(found, prepared.wanted)
+    if found is not None:
+        refuse(kind, found, prepared.wanted, cluster)
+    if kind is not Standing.SAME:
+        confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
+    run, done = _open_run(asked, prepared)
+    if done:
+        return _complete(asked, run)
+    submitted = _submit(asked, prepared, cluster, run)
+    _report(asked, run, cluster, submitted, time.monotonic() - began_s)
+    return _follow(asked, run, cluster) if asked.wait else ExitCode.COMPLETE
+
+
+def _check_addresses(recipe: Recipe) -> None:
+    """Hosts of a cluster see buckets and the code, nothing of this machine."""
+    if not recipe.run.root.startswith("gs://"):
+        raise UserError(
+            f"run.root={recipe.run.root}: hosts on GKE cannot reach a folder of this machine",
+            hint="set run.root=gs://BUCKET/PREFIX",
+        )
+    for key, path in _local_data(recipe).items():
+        if Path(path).expanduser().is_absolute():
+            raise UserError(
+                f"data.{key}={path}: hosts on GKE cannot read files of this machine",
+                hint="copy it to a bucket and give its gs:// address, or a path within the code",
+            )
+
+
+def _check_files(recipe: Recipe, root: Path) -> None:
+    """Relative paths begin at the root of the code there."""
+    for key, path in _local_data(recipe).items():
+        if not (root / path).exists() and not any(root.glob(path)):
+            raise UserError(
+                f"data.{key}={path}: there is no such file in the code, which begins at {root}",
+                hint="give a gs:// address, or a path from there",
+            )
+
+
+def _local_data(recipe: Recipe) -> dict[str, str]:
+    """Paths of the recipe that are in no bucket."""
+    data = recipe.data
+    paths = {"path": data.path, "eval_path": data.eval_path, "tokenizer_path": data.tokenizer_path}
+    return {key: path for key, path in paths.items() if path is not None and not path.startswith("gs://")}
+
+
+def _prepare(asked: GkeLaunch) -> _Prepared:
+    """The manifest and the code in it, from this machine alone."""
+    recipe, plan, code, digest = asked.recipe, asked.plan, None, None
+    if asked.sent is not None:
+        digest = str(asked.sent["bundle"])
+    elif recipe.target.ship_code:
+        code = make_bundle(Path.cwd())
+        digest = code.digest
+        _check_files(recipe, code.root)
+    wanted = Wanted(
+        manifest=manifest(recipe, plan, bundle=digest),
+        fallback=manifest(recipe, plan, bundle=digest, message_patterns=False),
+    )
+    if found := problems(wanted.manifest):
+        raise RecipeError(plan.recipe, found)
+    return _Prepared(wanted=wanted, code=code)
+
+
+def confirm(plan: Plan, recipe: Recipe, *, assume_yes: bool) -> None:
+    """Asks when a launch is larger than the recipe's limits.
+
+    Raises:
+      UserError: the answer is no, or there is no terminal to ask on.
+    """
+    over = _over_limits(plan, recipe)
+    if not over:
+        return
+    text = f"{plan.run_name}: {size(plan)}: more than {' and '.join(over)}"
+    if assume_yes:
+        output.say(text)
+        return
+    if not sys.stdin.isatty():
+        raise UserError(
+            f"{text}, and there is no terminal to ask on",
+            hint="give --yes, or raise that limit in the recipe",
+        )
+    output.say(text)
+    if not click.confirm("Launch it?", err=True):
+        raise UserError("not launched; nothing was changed", exit_code=INTERRUPTED)
+
+
+def size(plan: Plan) -> str:
+    """Chips and price, for people."""
+    hardware, price = plan.hardware, plan.price
+    shape = f"{hardware.num_slices} x {hardware.generation} {hardware.topology}"
+    if hardware.generation == CPU:
+        return f"{shape}, {hardware.num_hosts} hosts"
+    cost = f"USD {price.usd_per_hour:,.2f} an hour ({price.source})" if price else "price unknown"
+    return f"{shape}, {hardware.num_chips:,} chips, {cost}"
+
+
+def _over_limits(plan: Plan, recipe: Recipe) -> list[str]:
+    """An unknown price cannot be compared, and ``size`` says so: only chips count then."""
+    target, price, over = recipe.target, plan.price, []
+    if plan.hardware.generation != CPU and plan.hardware.num_chips > target.max_chips:
+        over.append(f"target.max_chips={target.max_chips}")
+    if price is not None and price.usd_per_hour > target.max_cost:
+        over.append(f"target.max_cost={target.max_cost:g}")
+    return over
+
+
+def _open_run(asked: GkeLaunch, prepared: _Prepared) -> tuple[RunDir, bool]:
+    """The run directory, made or opened; and whether the run is complete already."""
+    lock = lock_info(
+        plan_sha256=hashlib.sha256(asked.plan.to_json().encode()).hexdigest(),
+        folder=Path.cwd(),
+        bundle=prepared.code,
+        image=asked.recipe.target.image,
+        manifest_sha256=prepared.manifest_sha256,
+    )
+    if asked.sent is not None:
+        lock |= {"code": dict(asked.sent), "git": None}
+    opened = create_or_open(open_storage(asked.recipe.run_dir), asked.recipe, lock, fork=asked.fork)
+    for change in opened.changes:
+        output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
+    if opened.created:
+        return opened.run, False
+    attempts = opened.run.attempts()
+    end = opened.run.attempt_end(attempts[-1]) if attempts else None
+    return opened.run, end is not None and end.exit_code == ExitCode.COMPLETE
+
+
+def _submit(asked: GkeLaunch, prepared: _Prepared, cluster: Cluster, run: RunDir) -> Submitted:
+    """Code and recipe where the hosts look for them, then the JobSet."""
+    if prepared.code is not None and upload(open_storage(asked.recipe.run.root), prepared.code):
+        output.say(f"sent the code: {prepared.code.num_files} files, {prepared.code.size_bytes / 1e6:.1f} MB")
+    path, body = launched_recipe(asked.recipe)
+    # Written again if it is there: the newest tells other verbs which cluster the run is on.
+    run.storage.replace(path, body)
+    run.clear_stop()
+    submission = Submission(
+        cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
+    )
+    return submission.submit()
+
+
+def _complete(asked: GkeLaunch, run: RunDir) -> int:
+    if asked.as_json:
+        output.data_json({"run": asked.plan.run_name, "outcome": "complete", "directory": run.url})
+    output.say(f"{asked.plan.run_name}: complete already; nothing was submitted")
+    output.say(f"  directory    {run.url}")
+    return ExitCode.COMPLETE
+
+
+def _report(asked: GkeLaunch, run: RunDir, cluster: Cluster, submitted: Submitted, took_s: float) -> None:
+    plan, where = asked.plan, f"namespace {cluster.namespace} of cluster {cluster.context}"
+    if asked.as_json and not asked.wait:
+        output.data_json(
+            {
+                "run": plan.run_name,
+                "outcome": "submitted" if submitted.created else "adopted",
+                "directory": run.url,
+                "cluster": cluster.context,
+                "namespace": cluster.namespace,
+                "message_patterns": not submitted.degraded,
+                "took_s": round(took_s, 3),
+            }
+        )
+    if submitted.degraded:
+        output.note(
+            "this cluster's JobSet is older than 0.10: preemptions count as restarts (run.max_restarts)"
+        )
+    if submitted.created:
+        output.say(f"{plan.run_name}: submitted to {where} in {took_s:.1f} s: {size(plan)}")
+    else:
+        output.say(f"{plan.run_name}: there already, the same, in {where}; nothing was changed")
+    if not asked.wait:
+        for line in _next(run):
+            output.say(line)
+
+
+def _next(run: RunDir) -> list[str]:
+    address = shlex.quote(run.url)
+    return [
+        f"  status       muster status {address}",
+        f"  read logs    muster logs {address} --follow",
+        f"  stop         muster stop {address}",
+    ]
+
+
+def _follow(asked: GkeLaunch, run: RunDir, cluster: Cluster) -> int:
+    name = asked.plan.run_name
+    try:
+        with open_display() as display:
+            ended = Follower(cluster, run, name, display).follow()
+    except (KeyboardInterrupt, ClusterError) as error:
+        output.say(f"{name}: no longer followed; the run goes on")
+        for line in _next(run):
+            output.say(line)
+        if isinstance(error, ClusterError):
+            raise
+        return INTERRUPTED
+    _report_end(asked, run, ended)
+    return ended.exit_code
+
+
+def _report_end(asked: GkeLaunch, run: RunDir, ended: Ended) -> None:
+    name = asked.plan.run_name
+    if asked.as_json:
+        output.data_json(
+            {
+                "run": name,
+                "exit_code": int(ended.exit_code),
+                "outcome": ended.exit_code.name.lower(),
+                "reason": ended.reason,
+                "hint": ended.hint,
+                "directory": run.url,
+            }
+        )
+    if ended.exit_code in (ExitCode.COMPLETE, ExitCode.PREEMPTED):
+        output.say(f"{name}: {ended.reason}" + (f"; {ended.hint}" if ended.hint else ""))
+    else:
+        output.error(f"{name}: {ended.reason}", ended.hint)
+        output.say(f"  read logs    muster logs {shlex.quote(run.url)}")
+        output.say(f"once that is mended: {asked.again}")
