@@ -24,9 +24,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from launcher.bundle_files import MAX_FILES, Skipped, Source, Tree, find_tree
+from launcher.bundle_files import MAX_FILES, Skipped, Source, Tree, find_tree, shown
 from launcher.storage_types import Exists, NotFound, Storage
-from launcher.text import printable
+from launcher.text import one_line
 from recipes.contract import BUNDLES
 from recipes.errors import UserError
 
@@ -151,7 +151,7 @@ def bundle_path(digest: str) -> str:
     match = _DIGEST.fullmatch(digest)
     if match is None:
         raise UserError(
-            f"{printable(digest)[:100]!r} is not the digest of a bundle", hint="it looks like sha256:<64 hex>"
+            f"{digest[:100]!r} is not the digest of a bundle", hint="it looks like sha256:<64 hex>"
         )
     return f"{BUNDLES}/{match[1]}.tar.gz"
 
@@ -168,7 +168,7 @@ def _check_size(tree: Tree, limit_bytes: int) -> None:
     if size_bytes <= limit_bytes:
         return
     largest = sorted(tree.files, key=lambda source: -source.size_bytes)[:NUM_LARGEST]
-    lines = [f"  {_mib(source.size_bytes):>9}  {printable(source.name)}" for source in largest]
+    lines = [f"  {_mib(source.size_bytes):>9}  {shown(source.name)}" for source in largest]
     fix = "name what the hosts do not need in .gitignore"
     raise UserError(
         f"the {len(tree.files):,} files of {tree.root} have {_mib(size_bytes)}, more than the"
@@ -212,10 +212,10 @@ def _content(path: str) -> bytes:
         with open(descriptor, "rb") as file:
             return file.read(MAX_LIMIT_BYTES)
     except FileNotFoundError as error:
-        raise UserError(f"{printable(path)} vanished while it was read", hint="try again") from error
+        raise UserError(f"{shown(path)} vanished while it was read", hint="try again") from error
     except OSError as error:
         raise UserError(
-            f"cannot read {printable(path)}: {error.strerror}",
+            f"cannot read {shown(path)}: {error.strerror}",
             hint="make it readable, or name it in .gitignore",
         ) from error
 
@@ -255,7 +255,7 @@ def _extract(archive: bytes, target: Path, where: str) -> None:
         temporary.chmod(0o755)
         temporary.rename(target)
     except (tarfile.TarError, RecursionError, ValueError, OverflowError) as error:
-        raise _damaged(where, printable(str(error))[:300]) from error
+        raise _damaged(where, one_line(str(error))) from error
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not target.is_dir():
             raise _cannot_write(target, error) from error

@@ -23,6 +23,7 @@ from recipes.errors import UserError
 
 MAX_FILES = 50_000
 """More is data, or the wrong folder."""
+SHOWN_CHARS = 160
 
 SECRET_FOLDERS = (".aws", ".azure", ".docker", ".gnupg", ".kube", ".ssh", "gcloud")
 SECRET_NAMES = (
@@ -59,6 +60,9 @@ class Skipped:
 
     name: str
     reason: str
+
+    def __str__(self) -> str:
+        return f"{shown(self.name)}: {self.reason}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +106,12 @@ def find_tree(folder: Path) -> Tree:
     commit = listing.add(root, "")
     files = _sources(root, listing.names, skipped)
     return Tree(root=root, files=files, skipped=tuple(skipped), commit=commit, dirty=listing.dirty)
+
+
+def shown(name: str) -> str:
+    """A file's name on one line of a message, whatever is in it."""
+    text = printable(name).replace("\n", "\\n").replace("\t", "\\t")
+    return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS // 2]}...{text[-SHOWN_CHARS // 2 :]}"
 
 
 def looks_secret(name: str) -> bool:
@@ -183,9 +193,7 @@ def _raise(error: OSError) -> None:
 
 
 def _unreadable(path: str, error: OSError) -> UserError:
-    return UserError(
-        f"cannot read {printable(path)}: {error.strerror}", hint="make it readable, or move it away"
-    )
+    return UserError(f"cannot read {shown(path)}: {error.strerror}", hint="make it readable, or move it away")
 
 
 def _sources(root: Path, names: Mapping[str, _Known], skipped: list[Skipped]) -> Sequence[Source]:
@@ -227,7 +235,7 @@ def _why_secret(name: str, known: _Known) -> str:
         return ""
     if known is _Known.CHANGED:
         raise UserError(
-            f"{printable(name)} looks like a secret, and git tracks it with changes that are not committed",
+            f"{shown(name)} looks like a secret, and git tracks it with changes that are not committed",
             hint="commit it if it holds no secret; else `git rm --cached` it and name it in .gitignore",
         )
     return "looks like a secret"

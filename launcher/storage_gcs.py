@@ -160,7 +160,12 @@ class GcsStorage:
     def _blobs(self, start: str, path: str) -> Blobs:
         with self._explained("list", path):
             listing = _client().list_blobs(
-                self._bucket_name, prefix=self._prefix + start, timeout=CALL_TIMEOUT_S, retry=_retry()
+                self._bucket_name,
+                prefix=self._prefix + start,
+                # No generation either: a part that was replaced by a longer one since is read as it is.
+                fields="items(name,size),nextPageToken",
+                timeout=CALL_TIMEOUT_S,
+                retry=_retry(),
             )
             return [*listing]
 
