@@ -57,8 +57,8 @@ class Api:
     def create(self, path: str, body: Json) -> Json:
         return self.request("POST", path, body)
 
-    def apply(self, path: str, body: Json) -> Json:
-        """Server-side apply of one object at its own address."""
+    def apply(self, path: str, body: Json | bytes) -> Json:
+        """Server-side apply of one object (or its YAML) at its own address."""
         query = {"fieldManager": "harness", "force": "true"}
         return self.request("PATCH", path, body, query=query, content_type="application/apply-patch+yaml")
 
@@ -77,7 +77,7 @@ class Api:
         self,
         method: str,
         path: str,
-        body: Json | None = None,
+        body: Json | bytes | None = None,
         *,
         query: dict[str, str] | None = None,
         content_type: str = "application/json",
@@ -110,9 +110,9 @@ class Api:
             connection.close()
 
     def _send(
-        self, method: str, path: str, body: Json | None, query: dict[str, str], content_type: str
+        self, method: str, path: str, body: Json | bytes | None, query: dict[str, str], content_type: str
     ) -> bytes:
-        data = None if body is None else json.dumps(body).encode()
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
         headers = self._headers(content_type)
         target = _target(path, query)
         with contextlib.suppress(IndexError, OSError, http.client.HTTPException):

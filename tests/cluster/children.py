@@ -75,6 +75,10 @@ class Children:
             start_new_session=True,
         )
 
+    def pids(self, mark: str) -> list[int]:
+        """What was spawned with ``mark``, and all that it started."""
+        return marked(f"{self.mark}/{mark}")
+
     def kill(self, mark: str) -> None:
         """Ends what was spawned with ``mark`` and all that it started."""
         kill_marked(f"{self.mark}/{mark}")

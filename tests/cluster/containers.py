@@ -72,6 +72,11 @@ class Container:
             self._children.kill(self._mark)
 
     @property
+    def pids(self) -> list[int]:
+        """Of all its processes."""
+        return self._children.pids(self._mark)
+
+    @property
     def pid(self) -> int:
         """Of the process that plays PID 1."""
         assert self._process is not None

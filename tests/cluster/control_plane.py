@@ -33,7 +33,7 @@ import yaml
 from tests.cluster.api import Api
 from tests.cluster.build import find_program
 from tests.cluster.children import Children
-from tests.cluster.controllers import QPS, start_jobset, start_kueue
+from tests.cluster.controllers import QPS, apply_crds, start_jobset, start_kueue
 from tests.cluster.waiting import wait_until
 
 READY_S = 90.0
@@ -120,6 +120,7 @@ class ControlPlane:
         self._spawn_etcd()
         self.start_apiserver()
         self.api = self.user()
+        apply_crds(self, ("jobset", "kueue") if self._kueue else ("jobset",))
         self._spawn_controllers()
         start_jobset(self)
         if self._kueue:

@@ -17,8 +17,10 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import itertools
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from tests.cluster.control_plane import ControlPlane
 
 SPOT_NOTICE_S = 15.0
+THREADS = 8
+"""For many nodes at once."""
 PODS = "/api/v1/pods"
 BOUND = "spec.nodeName!="
 
@@ -59,7 +63,7 @@ class Kubelet:
         self.nodes: dict[str, Node] = {}
         self.stopping = threading.Event()
         self._workers: dict[str, PodWorker] = {}
-        self._count = 0
+        self._numbers = itertools.count()
         certificate, key = plane.authority, plane.folder / "tls.key"
         self._logs = LogServer(self._find_log, certificate=certificate, key=key)
         self._thread = threading.Thread(target=self._watch, name="kubelet", daemon=True)
@@ -91,13 +95,13 @@ class Kubelet:
     ) -> list[str]:
         """One slice, as a node pool of ``count`` hosts; gives the nodes' names."""
         shape = tpu_node(pool, accelerator=accelerator, topology=topology, chips=chips, labels=labels or {})
-        return [self._add(shape) for _ in range(count)]
+        return self._add_all(shape, count)
 
     def add_cpu_nodes(
         self, pool: str, *, count: int = 1, labels: Mapping[str, str] | None = None
     ) -> list[str]:
         """Nodes without accelerator."""
-        return [self._add(cpu_node(pool, labels=labels or {})) for _ in range(count)]
+        return self._add_all(cpu_node(pool, labels=labels or {}), count)
 
     def preempt(self, name: str, *, notice_s: float = SPOT_NOTICE_S, replace: bool = True) -> str:
         """Takes a node away with notice; returns when it is gone, with the name of the one in its place."""
@@ -180,9 +184,12 @@ class Kubelet:
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
         self.persist(lambda: self.api.delete(pod_path(pod), body))
 
+    def _add_all(self, shape: Node, count: int) -> list[str]:
+        with ThreadPoolExecutor(THREADS) as pool:
+            return list(pool.map(lambda _: self._add(shape), range(count)))
+
     def _add(self, shape: Node) -> str:
-        name = f"{self.name}-{shape.pool}-{self._count}"
-        self._count += 1
+        name = f"{self.name}-{shape.pool}-{next(self._numbers)}"
         self.nodes[name] = shape
         self.persist(lambda: self.api.create("/api/v1/nodes", node_body(name, shape, port=self._logs.port)))
         return name

@@ -1,0 +1,82 @@
+"""Control planes, started once a session, and a namespace with nodes for each test.
+
+    def test_something(cluster: Cluster) -> None:         # without Kueue; kueue_cluster: with it
+        [node] = cluster.kubelet.add_cpu_nodes("pool")
+        cluster.create("pods", ...)
+
+Skipped with the reason where there is no control plane; MUSTER_REQUIRE_CLUSTER=1 makes that a failure.
+`make control-plane` builds it: nothing here ever does.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.build import REQUIRE, Unavailable, find_manifests, find_program
+from tests.cluster.cluster import Cluster
+from tests.cluster.control_plane import ControlPlane
+from tests.local.gcs_server import GcsServer, running_gcs_server
+
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
+
+
+def require(*programs: str) -> None:
+    """Skips the test, or fails it where it is demanded, when a control plane cannot be had."""
+    problem = ""
+    if sys.platform != "linux":
+        problem = "the process kubelet needs Linux (/proc, a loopback network)"
+    elif shutil.which("openssl") is None:
+        problem = "there is no `openssl` on the PATH"
+    try:
+        for program in programs:
+            find_program(program)
+        find_manifests(programs[-1])
+    except Unavailable as error:
+        problem = problem or str(error)
+    if problem and os.environ.get(REQUIRE) == "1":
+        pytest.fail(f"{REQUIRE}=1, but {problem}")
+    if problem:
+        pytest.skip(problem)
+
+
+@pytest.fixture(scope="session")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster without Kueue and without nodes."""
+    require(*PROGRAMS)
+    with ControlPlane(tmp_path_factory.mktemp("plane")) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def kueue_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A cluster with Kueue and without nodes."""
+    require(*PROGRAMS, "kueue")
+    with ControlPlane(tmp_path_factory.mktemp("kueue-plane"), kueue=True) as plane:
+        yield plane
+
+
+@pytest.fixture(scope="session")
+def gcs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
+    """A bucket server for whole runs."""
+    with running_gcs_server(tmp_path_factory.mktemp("gcs")) as server:
+        yield server
+
+
+@pytest.fixture
+def cluster(plane: ControlPlane, gcs: GcsServer, tmp_path: Path) -> Iterator[Cluster]:
+    """A namespace and a kubelet without nodes; its pods know the bucket server."""
+    with Cluster(plane, tmp_path / "kubelet", env=gcs.env) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kueue_cluster(kueue_plane: ControlPlane, gcs: GcsServer, tmp_path: Path) -> Iterator[Cluster]:
+    """The same, under Kueue."""
+    with Cluster(kueue_plane, tmp_path / "kubelet", env=gcs.env) as cluster:
+        yield cluster
