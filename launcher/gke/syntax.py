@@ -15,7 +15,14 @@ from recipes import kubernetes_names as names
 MAX_INT32 = 2**31 - 1
 _DNS1035_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?", re.ASCII)
 _PORT_NAME = re.compile(r"(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*", re.ASCII)
-_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]+|[EPTGMk]i?|Ki|m|u|n)?", re.ASCII)
+_QUANTITY = re.compile(r"([+-]?[0-9.]+)([eE][+-]?[0-9]{1,3}|[EPTGM]i?|k|Ki|m|u|n)?", re.ASCII)
+_BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", 1)}
+_DECIMAL = {letter: Decimal(10) ** (3 * power) for power, letter in enumerate("kMGTPE", 1)} | {
+    "": Decimal(1),
+    "m": Decimal("1e-3"),
+    "u": Decimal("1e-6"),
+    "n": Decimal("1e-9"),
+}
 _NOT_RE2 = re.compile(r"\\[1-9]|\(\?(=|!|<=|<!|>|\(|P=|#)|[*+?}]\+")
 _QUALIFIED = "is not of letters, digits, '-', '_' and '.', from a letter or digit to one"
 _MAX_ENV_BYTES = 128 * 1024
@@ -86,10 +93,15 @@ def image(text: str) -> str:
 
 
 def quantity(value: object) -> Decimal | None:
-    """The number before the suffix; None when it is no quantity."""
-    match = _QUANTITY.fullmatch(str(value))
+    """An amount with its suffix, as in 4, 500m, 32G or 2Ti; None when it is none."""
+    match = None if isinstance(value, bool) else _QUANTITY.fullmatch(str(value))
+    if match is None:
+        return None
+    number, suffix = match[1], match[2] or ""
     try:
-        return None if match is None or isinstance(value, bool) else Decimal(match[1])
+        if suffix[:1] in ("e", "E") and len(suffix) > 1 and suffix != "Ei":
+            return Decimal(number + suffix)
+        return Decimal(number) * {**_BINARY, **_DECIMAL}.get(suffix, Decimal(0))
     except InvalidOperation:
         return None
 
@@ -119,6 +131,6 @@ def references(text: str) -> list[str]:
 
 
 def _reason(text: str, most: int, fits: bool, otherwise: str) -> str:
-    if fits:
-        return ""
-    return f"has {len(text)} characters, more than {most}" if len(text) > most else otherwise
+    if len(text) > most:
+        return f"has {len(text)} characters, more than {most}"
+    return "" if fits else otherwise
