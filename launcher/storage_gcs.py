@@ -241,6 +241,12 @@ class GcsStorage:
                 hint="the storage service did not answer; look at the network, then start again",
             ) from error
 
+    def location(self) -> tuple[str, Names]:
+        """Where the bucket is, for example ``US-EAST5``; and the regions of a configurable dual-region."""
+        with self._explained("read the location of", ""):
+            bucket = _client().get_bucket(self._bucket_name, timeout=CALL_TIMEOUT_S, retry=_retry())
+            return str(bucket.location or ""), [*(bucket.data_locations or ())]
+
 
 def _end(parts: Parts) -> int:
     return max((start + size for start, size, _ in parts), default=0)

@@ -11,12 +11,14 @@ second of imports and hide the bytes. Every call has a timeout, and idempotent o
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -256,6 +258,29 @@ class Cluster:
             **auth,
             **own,
         }
+
+    def inside(self, namespace: str) -> Cluster:
+        """Another namespace over the same connections."""
+        other = copy.copy(self)
+        other.namespace = namespace
+        return other
+
+    def time_s(self) -> float | None:
+        """Unix time by the server's clock, to the second; None when it does not say."""
+        try:
+            answer = self._pool.request(
+                "GET",
+                f"{self.server}/version",
+                headers=self._headers({}),
+                timeout=self._timeout,
+                retries=False,
+            )
+        except self._http_error as error:
+            raise unreachable(self.context, self.server, str(error)) from error
+        try:
+            return parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
+        except ValueError:
+            return None
 
 
 _PODS = Resource(group="", version="v1", plural="pods")
