@@ -12,6 +12,7 @@ import yaml
 
 K8S = Path(__file__).resolve().parents[2] / "k8s"
 EXAMPLE = K8S / "overlays" / "example"
+TOPOLOGY_AWARE = K8S / "overlays" / "example-topology-aware"
 KUBECTL = shutil.which("kubectl")
 CLUSTER_KINDS = {
     "CheckpointConfiguration", "ClusterQueue", "ClusterRole", "ClusterRoleBinding", "Namespace",

@@ -22,6 +22,7 @@ from tests.unit.k8s_support import (
     EXAMPLE,
     K8S,
     KUBECTL,
+    TOPOLOGY_AWARE,
     Object,
     folders,
     label,
@@ -60,7 +61,7 @@ def test_every_part_is_documented() -> None:
 def test_every_object_is_where_it_belongs(folder: Path) -> None:
     """kustomize writes a namespace into kinds that have none when a custom resource is below `namespace:`."""
     objects = render(folder)
-    expected = "ml-research" if EXAMPLE in (folder, *folder.parents) else "muster"
+    expected = "ml-research" if "overlays" in folder.parts else "muster"
     for found in objects:
         namespace = None if found["kind"] in CLUSTER_KINDS else expected
         assert found["metadata"].get("namespace") == namespace, label(found)
@@ -79,9 +80,10 @@ def test_the_example_replaces_every_placeholder() -> None:
 @needs_kubectl
 def test_references_resolve() -> None:
     """Roles, service accounts, queues and topologies that something names are all there."""
-    objects = render(EXAMPLE)
-    present = {(found["kind"], found["metadata"]["name"]) for found in objects}
-    assert not set(references(objects)) - present
+    for folder in (EXAMPLE, TOPOLOGY_AWARE):
+        objects = render(folder)
+        present = {(found["kind"], found["metadata"]["name"]) for found in objects}
+        assert not set(references(objects)) - present
 
 
 def references(objects: list[Object]) -> Iterator[tuple[str, str]]:
@@ -96,7 +98,7 @@ def references(objects: list[Object]) -> Iterator[tuple[str, str]]:
     for found in of_kind(objects, "LocalQueue"):
         yield "ClusterQueue", found["spec"]["clusterQueue"]
     for found in of_kind(objects, "ResourceFlavor"):
-        if "spec" in found:
+        if "topologyName" in found.get("spec", {}):
             yield "Topology", found["spec"]["topologyName"]
     for group in of_kind(objects, "ClusterQueue")[0]["spec"]["resourceGroups"]:
         yield from (("ResourceFlavor", flavor["name"]) for flavor in group["flavors"])
@@ -222,9 +224,16 @@ def test_the_queue_admits_the_namespace() -> None:
 
 
 @needs_kubectl
-def test_a_slice_is_placed_in_one_node_pool() -> None:
-    levels = of_kind(render(EXAMPLE), "Topology")[0]["spec"]["levels"]
+def test_topology_aware_flavors_are_those_with_chips() -> None:
+    objects = render(TOPOLOGY_AWARE)
+    levels = of_kind(objects, "Topology")[0]["spec"]["levels"]
     assert [level["nodeLabel"] for level in levels] == [NODE_POOL, "kubernetes.io/hostname"]
+    topologies = {
+        found["metadata"]["name"]: found.get("spec", {}).get("topologyName")
+        for found in of_kind(objects, "ResourceFlavor")
+    }
+    assert topologies.pop("host") is None
+    assert set(topologies.values()) == {"muster-tpu"}
 
 
 # Multi-tier checkpointing
