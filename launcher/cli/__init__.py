@@ -25,11 +25,13 @@ VERBS = {
     "show": "Show a recipe's values and where each comes from.",
     "hardware": "List TPU generations and slices; explain an alias such as v6e-8.",
     "plan": "Show what a launch would do, touching nothing.",
+    "doctor": "Check a recipe against its cluster, changing nothing.",
     "launch": "Run a recipe to its end, or resume it.",
     "ls": "List the runs.",
     "status": "Show how a run is doing.",
     "logs": "Show the logs of a run's hosts.",
     "stop": "Stop a run cleanly; it can be resumed.",
+    "gc": "Clear away what is left of runs in a cluster, after asking.",
     "completion": "Print the completion script of a shell.",
 }
 """Short help by verb; the module ``launcher.cli.VERB`` has the click command as ``command``."""

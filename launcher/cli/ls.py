@@ -1,4 +1,4 @@
-"""``muster ls``: the runs of a folder or bucket, one a line."""
+"""``muster ls``: the runs of a folder or bucket, or the JobSets of a cluster, one a line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import click
+from click.core import ParameterSource
 
 from launcher.cli import output, runs
+from launcher.cli.jobsets import cluster_options, show_runs
 from launcher.rundir import RunDir
 from launcher.storage import Storage, Unavailable, is_remote, open_storage
 from launcher.summary import RunSummary, summary
@@ -34,9 +36,18 @@ class Damaged:
 
 @click.command()
 @runs.root_option
+@cluster_options
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-def command(root: str, as_json: bool) -> None:
-    """List the runs under a root."""
+@click.pass_context
+def command(
+    ctx: click.Context, root: str, cluster: str | None, namespace: str | None, everywhere: bool, as_json: bool
+) -> None:
+    """List the runs under a root; with --cluster, --namespace or -A, the runs in a cluster."""
+    if cluster is not None or namespace is not None or everywhere:
+        if ctx.get_parameter_source("root") is ParameterSource.COMMANDLINE:
+            raise click.UsageError("--root is for the runs of a folder, without --cluster, --namespace or -A")
+        show_runs(cluster, namespace, everywhere=everywhere, now=time.time(), as_json=as_json)
+        return
     storage = open_storage(root)
     _check_folder(root, storage)
     now = time.time()
