@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -37,6 +37,8 @@ Blobs = list[Any]
 Part = tuple[int, int, Any]
 """Of a log: offset, size, and the object."""
 Parts = list[Part]
+PARTS_AHEAD = 10
+"""A list of this many parts a log costs about as much as one request for each log."""
 CONNECTIONS = 32
 """Fetches at once; those who wait for them may be as many again with requests of their own."""
 _WRITE_ID = "muster-write-id"
@@ -49,6 +51,8 @@ class GcsStorage:
     def __init__(self, bucket: str, prefix: str) -> None:
         self._bucket_name = bucket
         self._prefix = f"{prefix}/" if prefix else ""
+        self._known_parts: dict[str, Parts] = {}
+        """Of logs that ``prepare_logs`` found and nobody has read since."""
 
     @property
     def url(self) -> str:
@@ -123,6 +127,22 @@ class GcsStorage:
         start = max(0, _end(parts) - limit_bytes)
         return start, self._download(parts, start, limit_bytes)
 
+    def prepare_logs(self, paths: Sequence[str]) -> None:
+        if len(paths) > 1:
+            limit = PARTS_AHEAD * len(paths)
+            # By characters, not folders: the logs of one slice begin alike.
+            start = os.path.commonprefix([*paths])  # noqa: RUF071
+            blobs = self._blobs(start, start, limit)
+            found: dict[str, Parts] = {}
+            for blob in blobs:
+                path, _, suffix = blob.name.removeprefix(self._prefix).rpartition(".")
+                if suffix.isdigit():
+                    found.setdefault(path, []).append((int(suffix), int(blob.size or 0), blob))
+            if len(blobs) == limit and found:
+                # Listed by name, so only the last log may have more parts.
+                found.popitem()
+            self._known_parts = found
+
     def log_size(self, path: str) -> int:
         return _end(self._parts(path))
 
@@ -152,16 +172,20 @@ class GcsStorage:
             return b"".join(fetched)[:limit_bytes]
 
     def _parts(self, path: str) -> Parts:
+        known = self._known_parts.pop(path, None)
+        if known is not None:
+            return sorted(known, key=_offset)
         blobs = self._blobs(f"{checked_path(path)}.", path)
         suffixes = ((blob, blob.name.removeprefix(f"{self._prefix}{path}.")) for blob in blobs)
         parts = [(int(suffix), int(blob.size or 0), blob) for blob, suffix in suffixes if suffix.isdigit()]
-        return sorted(parts, key=lambda part: part[0])
+        return sorted(parts, key=_offset)
 
-    def _blobs(self, start: str, path: str) -> Blobs:
+    def _blobs(self, start: str, path: str, limit: int | None = None) -> Blobs:
         with self._explained("list", path):
             listing = _client().list_blobs(
                 self._bucket_name,
                 prefix=self._prefix + start,
+                max_results=limit,
                 # No generation either: a part that was replaced by a longer one since is read as it is.
                 fields="items(name,size),nextPageToken",
                 timeout=CALL_TIMEOUT_S,
@@ -246,6 +270,10 @@ class GcsStorage:
         with self._explained("read the location of", ""):
             bucket = _client().get_bucket(self._bucket_name, timeout=CALL_TIMEOUT_S, retry=_retry())
             return str(bucket.location or ""), [*(bucket.data_locations or ())]
+
+
+def _offset(part: Part) -> int:
+    return part[0]
 
 
 def _end(parts: Parts) -> int:

@@ -13,7 +13,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.storage_types import (
@@ -163,6 +163,9 @@ class LocalStorage:
                 return start, os.pread(file.fileno(), limit_bytes, start)
         except NotFound:
             return 0, b""
+
+    def prepare_logs(self, paths: Sequence[str]) -> None:
+        pass
 
     def log_size(self, path: str) -> int:
         target = self._locate(checked_path(path))

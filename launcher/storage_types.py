@@ -6,7 +6,7 @@ Imported by both back ends and re-exported by ``launcher.storage``, which is wha
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NewType, Protocol
 
 from recipes.contract import ExitCode
@@ -95,6 +95,9 @@ class Storage(Protocol):
 
     def read_log_tail(self, path: str, limit_bytes: int) -> tuple[int, bytes]:
         """At most ``limit_bytes`` from a log's end, after the offset where they begin."""
+
+    def prepare_logs(self, paths: Sequence[str]) -> None:
+        """Looks where these logs are, all at once, if that makes the next read of each cheaper."""
 
     def log_size(self, path: str) -> int:
         """Bytes of a log so far; 0 when there is none."""

@@ -164,6 +164,7 @@ class LogReader:
         others = {host: chunks for host, chunks in self._others().items() if host not in stored}
         self.num_hosts = len(stored) + len(others)
         tail, self._tail = self._tail, None
+        self._run.storage.prepare_logs([self._run.log_path(self._attempt, host) for host in stored])
         logs = [self._log(host, tail) for host in stored]
         borrowed = [last(self._borrowed(host, chunks, growing), tail) for host, chunks in others.items()]
         yield from merged(logs, borrowed, growing=growing)

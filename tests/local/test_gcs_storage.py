@@ -134,6 +134,27 @@ def test_any_window_of_a_log_is_read_whatever_its_parts(store: Storage, limit_by
     assert store.read_log_tail("logs/none.log", limit_bytes) == (0, b"")
 
 
+def test_prepared_logs_are_as_any_and_only_once(store: Storage) -> None:
+    hosts = ["s0-h0", "s0-h1", "s0-h10", "s1-h0"]
+    paths = [f"logs/{host}.log" for host in hosts]
+    for path in paths[:3]:
+        # More parts than are looked at, of which those of s0-h1 are cut off.
+        for offset in range(25):
+            store.write_log(path, offset, b"%d" % (offset % 10))
+    store.prepare_logs(paths)
+    for path in paths:
+        whole = b"0123456789012345678901234"
+        assert store.read_log(path) == (b"" if path == paths[3] else whole)
+    store.prepare_logs(paths)
+    store.write_log(paths[0], 25, b"new")
+    start, seen = store.read_log_tail(paths[0], 100)
+    # What came after the look need not be in the first read.
+    assert start == 0
+    assert seen in (whole, whole + b"new")
+    assert store.read_log(paths[0], 25) == b"new"
+    store.prepare_logs([])
+
+
 def test_many_parts_have_one_stem(store: Storage) -> None:
     assert store.stems("logs") == []
     for name in ("s1-h0.log", "s0-h0.log", "x/s2-h0.log"):
