@@ -105,9 +105,14 @@ _COLOURS: Mapping[RunState, str] = {
 }
 
 
-def heading(summary: RunSummary) -> str:
-    """One harmless line: name, state and how far it is. Colour only where a terminal wants it."""
-    state = summary.state.value
+def heading(summary: RunSummary, state: str = "") -> str:
+    """One harmless line: name, state and how far it is. Colour only where a terminal wants it.
+
+    Args:
+      summary: of the run directory.
+      state: what a cluster says, when it knows better.
+    """
+    state = state or summary.state.value
     if output.use_color(sys.stdout):
         state = click.style(state, fg=_COLOURS.get(summary.state))
     return f"{printable(summary.name)}: {state}, step {summary.step} of {summary.num_steps}"

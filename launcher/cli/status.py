@@ -54,6 +54,14 @@ def _is_live(seen: RunSummary, cluster: ClusterView | None) -> bool:
     return cluster.seen is None or not cluster.seen.state.is_over
 
 
+def _state(seen: RunSummary, cluster: ClusterView | None) -> str:
+    """The cluster's word where the run directory cannot know; empty where it does."""
+    if cluster is None or cluster.seen is None or seen.state is RunState.COMPLETE:
+        return ""
+    is_there = cluster.seen.state not in (JobState.ABSENT, JobState.COMPLETED)
+    return cluster.seen.state.value if is_there else ""
+
+
 def _show(
     seen: RunSummary, cluster: ClusterView | None, *, as_json: bool, watch: bool, all_hosts: bool
 ) -> None:
@@ -63,7 +71,7 @@ def _show(
         return
     if watch and sys.stdout.isatty():
         click.clear()
-    output.data_as_it_is(runs.heading(seen))
+    output.data_as_it_is(runs.heading(seen, _state(seen, cluster)))
     if sys.stdout.isatty() or not watch:
         output.data(_details(seen, cluster, all_hosts=all_hosts))
 

@@ -180,7 +180,7 @@ def _live(jobset: Object, seen: Seen) -> Observation:
     current = [job for job in seen.jobs if _attempt(job) == restarts]
     up = sum(number(job, "status", "ready") + number(job, "status", "succeeded") for job in current)
     total = num_hosts(jobset)
-    if current and up >= total:
+    if current and 0 < total <= up:
         return _observation(jobset, seen, JobState.RUNNING, "")
     old = [pod for pod in seen.pods if _attempt(pod) < restarts]
     if is_true(jobset, "RestartingJobSet") or (restarts and (not current or len(current) < len(seen.jobs))):
