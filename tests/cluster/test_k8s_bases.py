@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
+from launcher.gke.doctor import LAUNCHING, LOOKING
 from launcher.gke.manifest import manifest
 from launcher.plan import make_plan
 from recipes.load import nest, recipe_from_dict
@@ -247,6 +248,13 @@ def test_who_launches_may_do_that_and_no_more(installed: ControlPlane) -> None:
         assert not may(installed, person, asked, groups=("system:authenticated",), namespace=NAMESPACE), asked
     for asked in NOBODY_MAY:
         assert not may(installed, person, asked, groups=groups, namespace=NAMESPACE), asked
+
+
+def test_who_launches_may_what_doctor_asks_for(installed: ControlPlane) -> None:
+    for needed in (*LAUNCHING, *LOOKING):
+        what = f"{needed.resource.plural}/{needed.subresource}".rstrip("/")
+        asked = (needed.verb, needed.resource.group, what)
+        assert may(installed, "someone@example.com", asked, groups=(GROUP,), namespace=NAMESPACE), asked
 
 
 def test_who_launches_may_look_at_the_cluster(installed: ControlPlane) -> None:
