@@ -29,14 +29,11 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AGE = re.compile(r"([0-9]{1,6})([smhd])")
 
 
-class _Age(click.ParamType[float]):
-    name = "age"
-
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        match = _AGE.fullmatch(str(value))
-        if match is None:
-            self.fail(f"{value!r} is no age; write for example 7d, 12h, 30m or 90s", param, ctx)
-        return int(match[1]) * _UNITS[match[2]]
+def _seconds(_ctx: click.Context, _parameter: click.Parameter, text: str) -> float:
+    match = _AGE.fullmatch(text)
+    if match is None:
+        raise click.BadParameter(f"{text!r} is no age; write for example 7d, 12h, 30m or 90s")
+    return int(match[1]) * _UNITS[match[2]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +55,12 @@ class _Asked:
     help="Folder of all runs, to look at run directories; without it only the cluster is looked at.",
 )
 @click.option(
-    "--older-than", type=_Age(), default="7d", show_default=True, help="Only what is of no use for so long."
+    "--older-than",
+    callback=_seconds,
+    default="7d",
+    metavar="AGE",
+    show_default=True,
+    help="Only what is of no use for so long.",
 )
 @click.option("--bundles", is_flag=True, help="Also code in ROOT/.bundles that no run names, after 30 days.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
