@@ -165,7 +165,7 @@ class _Listing:
 
 
 def _changed(root: Path) -> set[str]:
-    listing = git(root, "diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", "HEAD", "--")
+    listing = git(root, "diff", "--name-only", "-z", "--no-renames", "HEAD", "--")
     return {os.fsdecode(name) for name in listing.split(b"\0")[:-1]}
 
 

@@ -1,4 +1,4 @@
-"""Git, asked by argv: no hooks, no locks, no file-system monitor, a timeout; not that of a calling hook.
+"""Git, asked by argv: no locks and so no hooks, no file-system monitor, a timeout, no variables of a hook.
 
 What git says is bytes; paths in it are decoded with :func:`os.fsdecode` by who asks.
 """
@@ -15,7 +15,7 @@ from recipes.errors import UserError
 TIMEOUT_S = 20.0
 _OPTIONS = (
     *("--no-optional-locks", "--no-pager", "--literal-pathspecs"),
-    *("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}", "-c", "core.quotePath=false"),
+    *("-c", "core.fsmonitor=false"),
 )
 
 

@@ -60,9 +60,9 @@ def link(name: str, target: str) -> tarfile.TarInfo:
     return entry(name, type=tarfile.SYMTYPE, linkname=target)
 
 
-def sparse(name: str) -> bytes:
-    """A file that says it is 2**50 bytes long and brings none of them."""
-    facts = {"major": "1", "minor": "0", "name": name, "realsize": str(2**50)}
+def sparse(name: str, size_bytes: int) -> bytes:
+    """A file that says how long it is and brings none of it."""
+    facts = {"major": "1", "minor": "0", "name": name, "realsize": str(size_bytes)}
     info = entry(name, pax_headers={f"GNU.sparse.{key}": value for key, value in facts.items()}, size=512)
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -93,7 +93,8 @@ HOSTILE_ARCHIVES = {
     "character device": tar_of(entry("a", type=tarfile.CHRTYPE)),
     "block device": tar_of(entry("a", type=tarfile.BLKTYPE)),
     "pipe": tar_of(entry("a", type=tarfile.FIFOTYPE)),
-    "sparse": sparse("a"),
+    "sparse": sparse("a", 1024),
+    "sparse and long": sparse("a", 2**50),
     "unknown kind": tar_of(entry("a", type=b"Z")),
     "no tar": b"x" * 2048,
 }

@@ -10,6 +10,7 @@ import pytest
 from launcher import bundle_files
 from launcher.bundle import make_bundle
 from launcher.bundle_files import find_tree, looks_secret
+from launcher.git import patch
 from recipes.errors import UserError
 from tests.unit.bundle_support import GIT_ENV, git, names, repository, skipped, write
 
@@ -237,6 +238,7 @@ def test_nothing_of_the_repository_is_run_or_changed(tmp_path: Path) -> None:
     write(repo, {"a.py": "changed"})
     index = (repo / ".git" / "index").read_bytes()
     assert names(repo) == [".gitattributes", "a.py"]
+    assert b"+changed" in patch(repo)
     assert not (tmp_path / "ran").exists()
     assert (repo / ".git" / "index").read_bytes() == index
 
