@@ -305,7 +305,6 @@ def _client_of(emulator: str | None) -> Any:
     """
     from google.auth.exceptions import DefaultCredentialsError
     from google.cloud import storage  # type: ignore[import-untyped]
-    from requests.adapters import HTTPAdapter
 
     # Else the client asks, for traces, for the bucket itself: a permission that a run need not have.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -313,7 +312,7 @@ def _client_of(emulator: str | None) -> Any:
         client = storage.Client(project=None)
         # The library's default holds 10 connections and warns about each further one.
         for scheme in ("https://", "http://"):
-            client._http.mount(scheme, HTTPAdapter(pool_maxsize=2 * CONNECTIONS))
+            client._http.get_adapter(scheme).init_poolmanager(connections=10, maxsize=2 * CONNECTIONS)
         return client
     except DefaultCredentialsError as error:
         raise StorageError(
