@@ -38,9 +38,10 @@ def merge(layers: Sequence[Layer], entries: Sequence[Entry]) -> FreeForm:
                 continue
             both = isinstance(found[leaf], dict) and isinstance(values[node], dict)
             values[node] = {**values[node], **found[leaf]} if both else found[leaf]
-    return FreeForm(
-        values=values, problems=[problem for entry in entries for problem in _apply(entry, values)]
-    )
+    # `~target.env target.env.A=1` means the same in either order.
+    ordered = sorted(entries, key=lambda entry: entry.name is not None)
+    problems = [problem for entry in ordered for problem in _apply(entry, values)]
+    return FreeForm(values=values, problems=problems)
 
 
 def without(data: Mapping[str, Any], package: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import yaml
 
 from recipes.errors import Problem, RecipeError, UserError
 from recipes.kubernetes_names import looks_secret
-from recipes.load import free_form, free_form_node, keys
+from recipes.load import free_form, free_form_node, keys, nearest
 
 MAX_SIZE_BYTES = 1 << 20
 MAX_DEPTH = 16
@@ -29,7 +29,7 @@ _FLOAT = re.compile(
 )
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= dict.fromkeys(("true", "True", "TRUE"), True) | dict.fromkeys(("false", "False", "FALSE"), False)
-_REFERENCE = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_.]*\}")
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_.]*)\}")
 _PACKAGE = re.compile(r"#\s*@package\s+(\S+)\s*")
 
 
@@ -70,9 +70,15 @@ def read_recipe_file(path: Path, label: str, *, group: str = "") -> RecipeFile:
 
 def interpolation_problem(text: str) -> tuple[str, str] | None:
     """Reason and fix when ``text`` interpolates anything but another key of the recipe."""
-    if "${" not in _REFERENCE.sub("", text):
+    if "${" in _REFERENCE.sub("", text):
+        return "interpolates more than another key of the recipe", "write the value, or ${section.key}"
+    known = keys().keys() - {"name", *free_form()}
+    unknown = next((name for name in _REFERENCE.findall(text) if name not in known), None)
+    if unknown is None:
         return None
-    return "interpolates more than another key of the recipe", "write the value, or ${section.key}"
+    guess = nearest(unknown, known)
+    fix = f"did you mean ${{{guess}}}?" if guess else "write the value, or ${section.key}"
+    return f"interpolates {unknown}, which is not a key that has a value", fix
 
 
 def first_comment(path: Path) -> str:

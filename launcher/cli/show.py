@@ -121,6 +121,8 @@ def _escaped(char: str) -> str:
         return f"\\{char}"
     if char.isprintable():
         return char
+    if char in "\n\t":
+        return {"\n": "\\n", "\t": "\\t"}[char]
     return f"\\x{ord(char):02x}" if ord(char) < 0x100 else f"\\U{ord(char):08x}"
 
 

@@ -13,6 +13,7 @@ import yaml
 from launcher import recipe_path
 from launcher.compose import compose
 from launcher.plan import make_plan, render_plan
+from recipes.check_target import launch_problems
 from recipes.errors import RecipeError, UserError
 from recipes.load import flatten, keys, recipe_from_dict, recipe_to_dict
 
@@ -255,11 +256,15 @@ def test_the_recipe_does_not_depend_on_directory_locale_or_hash_seed(tmp_path: P
 
 def test_the_example_of_the_documentation_works(here: Path, repo: Path) -> None:
     text = (repo / "docs" / "recipes.md").read_text()
-    complete, option = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
+    complete, option, target = [block.split("```")[0] for block in text.split("```yaml\n")[1:]]
     write(here / "recipes" / "mine.yaml", complete)
     write(here / "recipes" / "model" / "my-model.yaml", option)
     recipe = compose("mine", []).recipe
     assert (recipe.train.num_steps, recipe.model.num_layers, recipe.model.vocab_size) == (1000, 2, 256)
+    write(here / "remote.yaml", f"defaults: [llama3-8b-v5e-16x16, override target: gke, _self_]\n{target}")
+    remote = compose("remote.yaml", ["run.root=gs://some-bucket/runs"]).recipe
+    assert launch_problems(remote) == []
+    assert remote.target.secrets == {"HF_TOKEN": "hugging-face/token"}
 
 
 def test_installed_hydra_plugins_are_not_imported(here: Path, repo: Path) -> None:
