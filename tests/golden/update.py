@@ -7,6 +7,7 @@ Review the difference like code before committing it.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -76,6 +77,7 @@ OLD_JOBSET = "spot-two-slices-jobset-0.9"
 """The same for a JobSet without message patterns."""
 
 
+@functools.cache
 def manifest_recipe(name: str) -> Recipe:
     """The recipe of one golden JobSet."""
     recipe, overrides = MANIFESTS[name]

@@ -13,11 +13,36 @@ from typing import Any
 
 import yaml
 
+from launcher.gke.jobs import PODSET
 from tests.golden.update import MANIFEST_DIR
 
 type Object = dict[str, Any]
 type Change = Callable[[Object], object]
 INT32 = 2**31
+_ODD_WORDS = """
+on Off y N yes NO true False null Null ~ = << - ? : 1 -1 +1 01 0o17 0x1f 0b1 1e3 1E3 1. .5 1_000 1:30 1.5e+3
+0x .inf -.INF .nan NaN Infinity 2026-11-30 2026-11-30T10:00:00Z 12e4567890123456 {a:b} [a] #c &a *a !a | > %a
+@a `a` ' " '' "a" \\n \\ --- ... `id` ../../etc ${a} $ $$ $a $(HOME) $$(HOME) $( $() a$
+"""
+ODD_TEXTS = (
+    *_ODD_WORDS.split(),
+    *(
+        "",
+        " ",
+        " a",
+        "a ",
+        "- a",
+        "a: b",
+        "a #c",
+        "!!str a",
+        "; rm -rf /",
+        "$(whoami) && {{ a }}",
+        "x" * 5000,
+    ),
+    *("\ta", "\n", "a\n", "a\nb", "a\rb", "\x01", "\x7f", "\x85", "\xa0", "\u2028", "\ufeff"),
+    *("\xe9", "e\u0301", "\u0430dmin", "\U0001f600", "$\xe9"),
+)
+"""What YAML readers, shells and templates take for something else."""
 
 
 class Fate(enum.StrEnum):
@@ -25,6 +50,7 @@ class Fate(enum.StrEnum):
 
     REFUSED = "the API server or JobSet's webhook refuses the JobSet"
     CHILD = "the JobSet is accepted, and its Jobs are refused"
+    KUEUE = "Kueue's webhook refuses the JobSet; without Kueue nobody looks"
     LATE = "all is accepted, and it does not run as it should"
 
 
@@ -129,9 +155,10 @@ def replace_name(jobset: Object, name: str) -> None:
     replicated(jobset)["name"] = jobset["spec"]["coordinator"]["replicatedJob"] = name
 
 
-def annotate(jobset: Object, **values: str) -> None:
-    annotations = job(jobset)["template"]["metadata"].setdefault("annotations", {})
-    annotations |= {f"kueue.x-k8s.io/podset-{name.replace('_', '-')}": text for name, text in values.items()}
+def annotate(jobset: Object, **values: str) -> Object:
+    annotations: Object = job(jobset)["template"]["metadata"].setdefault("annotations", {})
+    annotations |= {f"{PODSET}-{name.replace('_', '-')}": text for name, text in values.items()}
+    return annotations
 
 
 def _refused(name: str, key: str, change: Change, golden: str = "spot-two-slices") -> Broken:
@@ -144,6 +171,10 @@ def _child(name: str, key: str, change: Change, golden: str = "spot-two-slices")
 
 def _late(name: str, key: str, change: Change, golden: str = "spot-two-slices") -> Broken:
     return Broken(name=name, key=key, fate=Fate.LATE, change=change, golden=golden)
+
+
+def _kueue(name: str, key: str, change: Change) -> Broken:
+    return Broken(name=name, key=key, fate=Fate.KUEUE, change=change, golden="kueue-topology")
 
 
 _SPEC = "spec.failurePolicy"
@@ -315,7 +346,7 @@ JOBSET_ROWS = (
 )
 
 JOB_ROWS = (
-    _late(
+    _refused(
         "no index", f"{_JOB}.completionMode", lambda js: job(js).update(completionMode="NonIndexed"), "cpu"
     ),
     _late("half at a time", f"{_JOB}.parallelism", lambda js: job(js).update(parallelism=32)),
@@ -364,7 +395,7 @@ JOB_ROWS = (
     _child(
         "codes descend", f"{_CODES}.values", lambda js: pod_rules(js)[1]["onExitCodes"].update(values=[2, 1])
     ),
-    _child(
+    _refused(
         "codes repeat", f"{_CODES}.values", lambda js: pod_rules(js)[1]["onExitCodes"].update(values=[1, 1])
     ),
     _child("code 0", f"{_CODES}.values", lambda js: pod_rules(js)[1]["onExitCodes"].update(values=[0, 1])),
@@ -407,20 +438,20 @@ JOB_ROWS = (
     _late("CPUs wait for slices", "target.env", lambda js: env(js, MEGASCALE_NUM_SLICES="2"), "cpu"),
     _late("no toleration of TPUs", f"{_POD}.tolerations", lambda js: pod(js)["tolerations"].pop(0)),
     _late("no toleration of Spot", f"{_POD}.tolerations", lambda js: pod(js)["tolerations"].pop(1)),
-    _late(
+    _kueue(
         "two topology requests",
         "spec.replicatedJobs[0].annotations",
         lambda js: annotate(js, required_topology="a", preferred_topology="b"),
     ),
-    _late(
+    _kueue(
         "a slice without a size",
         "spec.replicatedJobs[0].annotations",
-        lambda js: annotate(js, slice_required_topology="a"),
+        lambda js: annotate(js).pop(f"{PODSET}-slice-size"),
     ),
-    _late(
+    _kueue(
         "a size too large",
         "spec.replicatedJobs[0].annotations",
-        lambda js: annotate(js, slice_required_topology="a", slice_size="129"),
+        lambda js: annotate(js, slice_size="257"),
     ),
 )
 
@@ -431,7 +462,7 @@ POD_ROWS = (
         lambda js: (pod(js).update(containers=[]), job(js).pop("podFailurePolicy")),
     ),
     _child("restart always", f"{_POD}.restartPolicy", lambda js: pod(js).update(restartPolicy="Always")),
-    _child(
+    _late(
         "grace below 0", "target.grace_period_s", lambda js: pod(js).update(terminationGracePeriodSeconds=-1)
     ),
     _child(
