@@ -27,6 +27,7 @@ VERBS = {
     "plan": "Show what a launch would do, touching nothing.",
     "doctor": "Check a recipe against its cluster, changing nothing.",
     "launch": "Run a recipe to its end, or resume it.",
+    "replay": "Launch a run again as a new one, from what it recorded.",
     "ls": "List the runs.",
     "status": "Show how a run is doing.",
     "logs": "Show the logs of a run's hosts.",
