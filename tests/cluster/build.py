@@ -167,6 +167,7 @@ def _build(component: Component, title: str) -> None:
         result.mkdir()
         start_s = time.monotonic()
         log = root / f"{component.name}.log"
+        log.unlink(missing_ok=True)
         print(f"control plane: building {title}; log: {log}", flush=True)
         _prepare(component, work, log)
         for package, program in component.programs.items():

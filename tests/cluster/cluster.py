@@ -16,7 +16,7 @@ from launcher.gke import names
 from tests.cluster.api import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kubelet import Kubelet
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import WAIT_S, wait_until
 
 JOBSETS = f"/apis/{names.GROUP}/{names.VERSION}"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
@@ -32,7 +32,7 @@ class Cluster:
         self.plane, self.api = plane, plane.api
         self.namespace = f"test-{next(_numbers)}-{uuid.uuid4().hex[:4]}"
         self.api.create("/api/v1/namespaces", {"metadata": {"name": self.namespace}})
-        wait_until(lambda: self.find("serviceaccounts", "default"), 30)
+        wait_until(lambda: self.find("serviceaccounts", "default"))
         image_env = {**IMAGE_ENV, **(env or {})}
         self.kubelet = Kubelet(plane, folder, env=image_env, name=self.namespace)
 
@@ -49,7 +49,6 @@ class Cluster:
         with contextlib.suppress(ApiError, OSError):
             # Not waited for: the namespace controller does the rest.
             self.api.delete(f"/api/v1/namespaces/{self.namespace}")
-            self.api.delete(self.path("pods"), {"gracePeriodSeconds": 0})
 
     def path(self, plural: str, name: str = "") -> str:
         """Address of a kind in the namespace, or of one object: core kinds, batch jobs, JobSets."""
@@ -89,7 +88,7 @@ class Cluster:
         """Of one pod; empty when it is gone."""
         return str((self.find("pods", pod) or {}).get("status", {}).get("phase", ""))
 
-    def wait_pod(self, pod: str, phase: str, timeout_s: float = 30.0) -> Json:
+    def wait_pod(self, pod: str, phase: str, timeout_s: float = WAIT_S) -> Json:
         """Waits until a pod is in a phase, and gives it."""
         wait_until(lambda: self.phase(pod) == phase, timeout_s, f"{pod} {phase}")
         return self.api.get(self.path("pods", pod))

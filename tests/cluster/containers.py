@@ -17,7 +17,7 @@ from tests.cluster.kubelet_env import Sandbox
 
 MESSAGE_BYTES, TAIL_BYTES = 4096, 2048
 """Limits of a termination message, from its file and from the end of the log."""
-PUMP_S = 5.0
+PUMP_S = 10.0
 
 
 def now() -> str:

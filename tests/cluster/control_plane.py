@@ -36,7 +36,7 @@ from tests.cluster.children import Children
 from tests.cluster.controllers import QPS, apply_crds, start_jobset, start_kueue
 from tests.cluster.waiting import wait_until
 
-READY_S = 90.0
+READY_S = 150.0
 ADMIN, PLAIN = "harness-admin", "harness-plain"
 """Contexts of the kubeconfig, and names of its users: one that may do all, one that may do nothing."""
 

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 QPS = 1000
 """Requests per second of each controller: the defaults of 20-50 are for clusters with other users."""
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-CRD_S = 30.0
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 KUEUE_NAMESPACE = "kueue-system"
 KUEUE_HOOKS = ("-kueue-x-k8s-io-", "-batch-v1-job", "-jobset-x-k8s-io-")
@@ -90,7 +89,7 @@ def apply_crds(plane: ControlPlane, names: Sequence[str]) -> None:
         group, _, plural = path.stem.partition("_")
         spec = plane.api.apply(f"{CRDS}/{plural}.{group}", path.read_bytes())["spec"]
         served = [version["name"] for version in spec["versions"] if version["served"]]
-        wait_until(lambda: all(plural in _resources(plane, f"/apis/{group}/{v}") for v in served), CRD_S)
+        wait_until(lambda: all(plural in _resources(plane, f"/apis/{group}/{v}") for v in served))
 
     paths = [path for name in names for path in (find_manifests(name) / "crd" / "bases").glob("*.yaml")]
     with ThreadPoolExecutor(4) as pool:

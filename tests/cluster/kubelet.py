@@ -70,15 +70,16 @@ class Kubelet:
         self._thread.start()
 
     def stop(self) -> None:
-        """Kills every process and takes the nodes away; inert from then on."""
+        """Kills every process, takes nodes and their pods away; inert from then on."""
         self.stopping.set()
-        for worker in self.workers():
+        workers = self.workers()
+        for worker in workers:
             worker.kill()
-        for worker in self.workers():
+        for worker in workers:
             worker.thread.join()
-        for node in list(self.nodes):
-            with contextlib.suppress(ApiError, OSError, http.client.HTTPException):
-                self.api.delete(f"/api/v1/nodes/{node}")
+        nodes, pods = (f"/api/v1/nodes/{name}" for name in self.nodes), (pod_path(w.pod) for w in workers)
+        with ThreadPoolExecutor(THREADS) as pool:
+            list(pool.map(self._discard, (*nodes, *pods)))
         self._logs.close()
         self.api.close()
         self._thread.join()
@@ -183,6 +184,10 @@ class Kubelet:
         metadata = pod["metadata"]
         body = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
         self.persist(lambda: self.api.delete(pod_path(pod), body))
+
+    def _discard(self, path: str) -> None:
+        with contextlib.suppress(ApiError, OSError, http.client.HTTPException):
+            self.api.delete(path, {"gracePeriodSeconds": 0})
 
     def _add_all(self, shape: Node, count: int) -> list[str]:
         with ThreadPoolExecutor(THREADS) as pool:

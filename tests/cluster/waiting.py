@@ -5,8 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+WAIT_S = 60.0
+"""Far above what an idle machine needs: only a failure ever waits this long."""
 
-def wait_until[T](predicate: Callable[[], T], timeout_s: float, what: str = "") -> T:
+
+def wait_until[T](predicate: Callable[[], T], timeout_s: float = WAIT_S, what: str = "") -> T:
     """Asks until the answer is true, and gives it.
 
     Raises:
