@@ -115,7 +115,8 @@ class Agent:
             with contextlib.suppress(StorageError):
                 # Best effort: the trainer of a noted agent dies with it.
                 self._note_processes()
-        shipper = Shipper(self._cargo(), period_s=period_s(self._run.url), say=self._tee.say)
+        period = period_s(self._run.url, self._context.num_processes)
+        shipper = Shipper(self._cargo(), period_s=period, say=self._tee.say)
         shipper.start()
         try:
             verdict = self._see_through(limits)

@@ -171,8 +171,7 @@ def _become_the_launched_code(pod: Pod, environ: Mapping[str, str]) -> None:
     from launcher.bundle import fetch
 
     root = pod.context.run_dir.rpartition("/")[0]
-    digest = pod.bundle.removeprefix("sha256:")
-    code = fetch(open_storage(root), digest, Path(pod.context.scratch_dir) / "code")
+    code = fetch(open_storage(root), pod.bundle, Path(pod.context.scratch_dir) / "code")
     os.chdir(code)
     path = os.pathsep.join(part for part in (str(code), environ.get("PYTHONPATH", "")) if part)
     env = {**environ, CODE: str(code), "PYTHONPATH": path}

@@ -136,11 +136,6 @@ class RunDir:
         """Name of one host's log, for Storage.write_log and read_log."""
         return f"{attempt_path(attempt)}/logs/{host}.log"
 
-    def log_hosts(self, attempt: int) -> Sequence[str]:
-        """Hosts that have a log in one attempt."""
-        names = self.storage.children(f"{attempt_path(attempt)}/logs")
-        return sorted({name.partition(".log")[0] for name in names if ".log" in name}, key=host_order)
-
     # Heartbeats
 
     def write_heartbeat(self, heartbeat: Heartbeat) -> None:

@@ -17,6 +17,8 @@ from recipes.contract import METRICS_DIR, HostContext, RunPath
 
 LOCAL_PERIOD_S = 1.0
 REMOTE_PERIOD_S = 10.0
+REMOTE_HOSTS_PER_S = 100
+"""All hosts of a run write to one prefix of a bucket, and each log is a listing's length."""
 REMOTE_METRICS_PERIOD_S = 30.0
 LOG_FILE = "trainer.log"
 """In the scratch directory: all output of the trainer, and what its agent has to say."""
@@ -25,9 +27,11 @@ CHUNK_BYTES = 4 * 2**20
 RETRY_S = 0.5
 
 
-def period_s(url: str) -> float:
-    """Seconds between two shipments to a run directory."""
-    return REMOTE_PERIOD_S if is_remote(url) else LOCAL_PERIOD_S
+def period_s(url: str, num_hosts: int) -> float:
+    """Seconds between two shipments of one of so many hosts to a run directory."""
+    if not is_remote(url):
+        return LOCAL_PERIOD_S
+    return max(REMOTE_PERIOD_S, num_hosts / REMOTE_HOSTS_PER_S)
 
 
 class Cargo(Protocol):

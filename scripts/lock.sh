@@ -1,5 +1,5 @@
 #!/bin/sh
-# Writes the three lock files anew from pyproject.toml. Needs uv (a development dependency):
+# Writes the four lock files anew from pyproject.toml. Needs uv (a development dependency):
 #     scripts/lock.sh              keeps every pinned version that still fits
 #     scripts/lock.sh --upgrade    takes current releases
 set -eu
@@ -17,8 +17,10 @@ lock() {
 echo 'setuptools>=80' | lock --output-file requirements-build.lock "$@" -
 lock --output-file requirements.lock "$@" pyproject.toml
 lock --output-file requirements-dev.lock --extra dev --constraint requirements.lock "$@" pyproject.toml
+# What the image adds for TPUs: libtpu, with the same jax.
+echo 'jax[tpu]' | lock --constraint requirements.lock --no-annotate --output-file k8s/requirements-tpu.lock "$@" -
 
-if grep -n '://' requirements-build.lock requirements.lock requirements-dev.lock; then
+if grep -n '://' requirements-build.lock requirements.lock requirements-dev.lock k8s/requirements-tpu.lock; then
     echo "scripts/lock.sh: error: a lock file names a host (see above)" >&2
     exit 1
 fi

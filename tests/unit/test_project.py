@@ -42,7 +42,12 @@ TEXT_SUFFIXES = {
 MAX_FILE_LINES = 600
 MAX_MEDIAN_LINES = 200
 MAX_FUNCTION_LINES = 60
-LOCKS = ("requirements-build.lock", "requirements.lock", "requirements-dev.lock")
+LOCKS = (
+    "requirements-build.lock",
+    "requirements.lock",
+    "requirements-dev.lock",
+    "k8s/requirements-tpu.lock",
+)
 
 
 def text_files() -> list[Path]:
@@ -184,7 +189,14 @@ def test_text_is_ascii() -> None:
     assert not not_ascii
 
 
-MARKDOWN = sorted([*REPO.glob("*.md"), *(REPO / "docs").rglob("*.md"), *(REPO / "benchmarks").rglob("*.md")])
+MARKDOWN = sorted(
+    [
+        *REPO.glob("*.md"),
+        *(REPO / "docs").rglob("*.md"),
+        *(REPO / "benchmarks").rglob("*.md"),
+        *(REPO / "k8s").rglob("*.md"),
+    ]
+)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
 
