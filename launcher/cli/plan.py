@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import click
 from launcher.cli import output
 from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
 from recipes.errors import RecipeError, UserError
-from recipes.schema import Recipe
+
+if typing.TYPE_CHECKING:
+    from launcher.compose import Composed
 
 
 @click.command("plan")
@@ -25,15 +28,15 @@ def command(
 
     if as_json and as_manifest:
         raise UserError("--json and --manifest exclude each other", hint="give one of them")
-    resolved = compose_recipe(recipe, overrides, search).recipe
+    composed = compose_recipe(recipe, overrides, search)
     if as_manifest:
-        output.data_as_it_is(_manifest(resolved).decode("ascii").rstrip("\n"))
+        output.data_as_it_is(_manifest(composed).decode("ascii").rstrip("\n"))
         return
-    plan = make_plan(resolved)
+    plan = make_plan(composed.recipe)
     output.data(plan.to_json().rstrip("\n") if as_json else render_plan(plan).rstrip("\n"))
 
 
-def _manifest(recipe: Recipe) -> bytes:
+def _manifest(composed: Composed) -> bytes:
     """Byte for byte what a launch from this folder would apply.
 
     Raises:
@@ -43,13 +46,16 @@ def _manifest(recipe: Recipe) -> bytes:
     from launcher.gke.manifest import manifest, manifest_bytes
     from launcher.gke.validate import problems
     from launcher.plan import make_plan
+    from recipes.check_target import launch_problems
 
-    kind = recipe.target.kind
+    recipe, kind = composed.recipe, composed.recipe.target.kind
     if kind != "gke":
         raise UserError(
             f"target.kind={kind}: only GKE has a manifest",
             hint="add target=gke, or leave --manifest out",
         )
+    if lacking := launch_problems(recipe, origins=composed.origins):
+        raise RecipeError(recipe.name, lacking)
     digest = make_bundle(Path.cwd()).digest if recipe.target.ship_code else None
     found = manifest(recipe, make_plan(recipe), bundle=digest)
     if wrong := problems(found):

@@ -1,6 +1,6 @@
 """Golden JobSets are accepted by the real API server, JobSet's and Kueue's webhooks; broken ones are not.
 
-Every row of tests/unit/manifest_support.py says what becomes of a broken JobSet that is sent all the same;
+Every row of tests/unit/manifest_rows.py says what becomes of a broken JobSet that is sent all the same;
 here it does. Dry runs, but for the last tests, which show what "never runs" looks like.
 
     pytest tests/cluster/test_manifest_accepted.py
@@ -21,9 +21,9 @@ from tests.cluster.cluster import JOBSETS, Cluster
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.waiting import wait_until
 from tests.golden.update import MANIFESTS, OLD_JOBSET
+from tests.unit.manifest_rows import ROWS
 from tests.unit.manifest_support import (
     ODD_TEXTS,
-    ROWS,
     Broken,
     Change,
     Fate,

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from launcher.gke import syntax
 from launcher.gke.validate import immutable_changes, problems
 from tests.golden.update import MANIFESTS, OLD_JOBSET
-from tests.unit.manifest_support import ROWS, Broken, broken, container, golden, job, pod, replicated, secret
+from tests.unit.manifest_rows import ROWS
+from tests.unit.manifest_support import Broken, broken, container, golden, job, pod, replicated, secret
 
 GOLDENS = [*MANIFESTS, OLD_JOBSET]
 
