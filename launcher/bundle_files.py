@@ -165,8 +165,10 @@ class _Listing:
 
 
 def _changed(root: Path) -> set[str]:
-    listing = git(root, "diff", "--name-only", "-z", "--no-renames", "HEAD", "--")
-    return {os.fsdecode(name) for name in listing.split(b"\0")[:-1]}
+    """Tracked names that differ from the commit: in the index, in the working tree, or gone."""
+    options = ("--porcelain=v1", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")
+    listing = git(root, "status", *options)
+    return {os.fsdecode(entry[len(b"XY ") :]) for entry in listing.split(b"\0")[:-1]}
 
 
 def _below(folder: Path) -> Iterator[str]:

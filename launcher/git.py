@@ -1,4 +1,4 @@
-"""Git, asked by argv: no locks and so no hooks, no file-system monitor, a timeout, no variables of a hook.
+"""Git, asked by argv: no hooks, no file-system monitor, a timeout, no variables of a calling hook.
 
 What git says is bytes; paths in it are decoded with :func:`os.fsdecode` by who asks.
 """
@@ -15,7 +15,7 @@ from recipes.errors import UserError
 TIMEOUT_S = 20.0
 _OPTIONS = (
     *("--no-optional-locks", "--no-pager", "--literal-pathspecs"),
-    *("-c", "core.fsmonitor=false"),
+    *("-c", "core.fsmonitor=false", "-c", f"core.hooksPath={os.devnull}"),
 )
 
 
@@ -63,7 +63,10 @@ def head(folder: Path) -> str | None:
 
 
 def patch(folder: Path) -> bytes:
-    """Every uncommitted change of tracked files; ``git apply`` takes it."""
+    """Every uncommitted change of tracked files; ``git apply`` takes it.
+
+    The one command here that may refresh git's index: --no-optional-locks does not keep ``git diff`` from it.
+    """
     plain = ("--no-color", "--no-ext-diff", "--no-textconv", "--no-renames", "--submodule=short")
     return git(
         folder, "diff", *plain, "--binary", "--full-index", "--src-prefix=a/", "--dst-prefix=b/", "HEAD", "--"
