@@ -84,12 +84,18 @@ def launch(asked: GkeLaunch) -> int:
     kind = standing(found, prepared.wanted)
     if found is not None:
         refuse(kind, found, prepared.wanted, cluster)
+    submission = Submission(
+        cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
+    )
+    if found is None:
+        submission.rehearse()
     if kind is not Standing.SAME:
         confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
     run, done = _open_run(asked, prepared)
     if done:
         return _complete(asked, run)
-    submitted = _submit(asked, prepared, cluster, run)
+    _send(asked, prepared, run)
+    submitted = submission.submit()
     _report(asked, run, cluster, submitted, time.monotonic() - began_s)
     return _follow(asked, run, cluster) if asked.wait else ExitCode.COMPLETE
 
@@ -171,9 +177,9 @@ def size(plan: Plan) -> str:
     """Chips and price, for people."""
     hardware, price = plan.hardware, plan.price
     shape = f"{hardware.num_slices} x {hardware.generation} {hardware.topology}"
-    if hardware.generation == CPU:
-        return f"{shape}, {hardware.num_hosts} hosts"
     cost = f"USD {price.usd_per_hour:,.2f} an hour ({price.source})" if price else "price unknown"
+    if hardware.generation == CPU:
+        return f"{shape}, {hardware.num_hosts} hosts" + (f", {cost}" if price else "")
     return f"{shape}, {hardware.num_chips:,} chips, {cost}"
 
 
@@ -208,18 +214,14 @@ def _open_run(asked: GkeLaunch, prepared: _Prepared) -> tuple[RunDir, bool]:
     return opened.run, end is not None and end.exit_code == ExitCode.COMPLETE
 
 
-def _submit(asked: GkeLaunch, prepared: _Prepared, cluster: Cluster, run: RunDir) -> Submitted:
-    """Code and recipe where the hosts look for them, then the JobSet."""
+def _send(asked: GkeLaunch, prepared: _Prepared, run: RunDir) -> None:
+    """Code and recipe to where the hosts look for them."""
     if prepared.code is not None and upload(open_storage(asked.recipe.run.root), prepared.code):
         output.say(f"sent the code: {prepared.code.num_files} files, {prepared.code.size_bytes / 1e6:.1f} MB")
     path, body = launched_recipe(asked.recipe)
     # Written again if it is there: the newest tells other verbs which cluster the run is on.
     run.storage.replace(path, body)
     run.clear_stop()
-    submission = Submission(
-        cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
-    )
-    return submission.submit()
 
 
 def _complete(asked: GkeLaunch, run: RunDir) -> int:

@@ -30,6 +30,8 @@ MAX_ROUNDS = 10
 """Of looking and acting: more means that others keep changing it."""
 MAX_DIFFERENCES = 8
 PATTERNS = "onJobFailureMessagePatterns"
+NO_REHEARSAL = "does not support dry run"
+"""Of some webhook in the cluster, not necessarily one that matters here."""
 
 
 class Standing(enum.StrEnum):
@@ -97,7 +99,8 @@ def refuse(kind: Standing, found: Object, wanted: Wanted, cluster: Cluster) -> N
     if kind is Standing.FOREIGN:
         raise _foreign(where, found, wanted)
     if kind is Standing.OTHER:
-        differing = [f"\n  {line}" for line in differences(wanted.manifest, found)]
+        candidates = [list(differences(each, found)) for each in (wanted.manifest, wanted.fallback)]
+        differing = [f"\n  {line}" for line in min(candidates, key=len)]
         raise UserError(
             f"{where} runs with other settings or code; what differs:{''.join(differing[:MAX_DIFFERENCES])}",
             hint=f"stop it first: `muster stop {annotation(found, names.RUN_DIR)}`, then launch again;"
@@ -119,6 +122,19 @@ class Submission:
     ) -> None:
         self._cluster, self._wanted = cluster, wanted
         self._say, self._sleep, self._monotonic = say, sleep, monotonic
+        self._degraded = False
+
+    def rehearse(self) -> None:
+        """Has the cluster check what would be created, where nothing is there yet; changes nothing.
+
+        Raises:
+          UserError: it refuses: no namespace, no right, a quota, an immutable field, a webhook's reason.
+        """
+        try:
+            self._apply(dry_run=True)
+        except Refused as error:
+            if NO_REHEARSAL not in error.message:
+                raise
 
     def submit(self) -> Submitted:
         """Looks and acts until the wanted JobSet is there.
@@ -152,17 +168,23 @@ class Submission:
 
     def _create(self) -> Submitted | None:
         """None when what it met was being deleted after all."""
-        run, degraded = self._wanted.run, False
-        try:
-            made = self._cluster.apply(JOBSETS, run, manifest_bytes(self._wanted.manifest))
-        except ClusterError as error:
-            if PATTERNS not in error.message:
-                raise
-            degraded = True
-            made = self._cluster.apply(JOBSETS, run, manifest_bytes(self._wanted.fallback))
+        made = self._apply()
         if standing(made, self._wanted) is not Standing.SAME:
             return None
-        return Submitted(jobset=made, created=True, degraded=degraded)
+        return Submitted(jobset=made, created=True, degraded=self._degraded)
+
+    def _apply(self, *, dry_run: bool = False) -> Object:
+        """What is wanted or, for a JobSet that does not know all of it, what comes nearest."""
+        if not self._degraded:
+            try:
+                body = manifest_bytes(self._wanted.manifest)
+                return self._cluster.apply(JOBSETS, self._wanted.run, body, dry_run=dry_run)
+            except ClusterError as error:
+                if PATTERNS not in error.message:
+                    raise
+                self._degraded = True
+        body = manifest_bytes(self._wanted.fallback)
+        return self._cluster.apply(JOBSETS, self._wanted.run, body, dry_run=dry_run)
 
     def _remove(self, found: Object, kind: Standing) -> None:
         """Deletes an ended JobSet, if nobody does yet, and waits until it is gone with its pods."""
