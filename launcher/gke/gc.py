@@ -6,6 +6,7 @@ record says that Muster's field manager wrote them. A live one whose hosts are u
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +38,7 @@ class RunSeen:
 
     exists: bool
     heard_s: float
-    """Unix time of the newest sign of life; 0 without one."""
+    """Unix time of the newest sign of life; 0 without one, infinite where nobody can tell."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,7 +118,7 @@ def look_at_run(root: Storage | None, run_dir: str, now: float) -> RunSeen | Non
         raise
     except UserError:
         # Damaged: nobody can say when it was last heard of.
-        return RunSeen(exists=True, heard_s=now)
+        return RunSeen(exists=True, heard_s=math.inf)
 
 
 def remove(

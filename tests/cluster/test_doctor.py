@@ -31,8 +31,7 @@ ACCELERATOR = "tpu-v6e-slice"
 REGION = {"topology.kubernetes.io/region": "us-central1"}
 """Where the bucket server says that its buckets are."""
 CANARY = "canary-of-a-secret"
-RECIPE = ("llama3-8b-v6e-16x16-x2", "target=gke", "hardware.topology=4x4")
-"""2 slices of 4 hosts of 4 chips."""
+RECIPE = ("llama3-8b-v6e-16x16-x2", "target=gke")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,19 +57,18 @@ class Doctor:
         self.cluster, self._root, self._capsys = cluster, root, capsys
 
     def words(self, *more: str) -> Sequence[str]:
-        target = {
-            "cluster": ADMIN,
-            "namespace": self.cluster.namespace,
-            "image": f"repo/trainer@sha256:{'0' * 64}",
-            "service_account": "trainer",
-            "queue": "tpu",
+        """The recipe, for 2 slices of 4 hosts of 4 chips, and its overrides."""
+        keys = {
+            "hardware.topology": "4x4",
+            "run.root": self._root,
+            "target.cluster": ADMIN,
+            "target.namespace": self.cluster.namespace,
+            "target.image": f"repo/trainer@sha256:{'0' * 64}",
+            "target.service_account": "trainer",
+            "target.queue": "tpu",
+            **dict(word.split("=", 1) for word in more),
         }
-        return [
-            *RECIPE,
-            f"run.root={self._root}",
-            *(f"target.{key}={value}" for key, value in target.items()),
-            *more,
-        ]
+        return [*RECIPE, *(f"{key}={value}" for key, value in keys.items())]
 
     def ask(self, *more: str) -> Answer:
         self._capsys.readouterr()
@@ -216,12 +214,14 @@ def test_what_is_missing_in_the_namespace(doctor: Doctor) -> None:
     # What launch asks is the part of it that costs a handful of requests.
     recipe = compose(doctor.words(*asked)[0], doctor.words(*asked)[1:]).recipe
     cluster = connect(ADMIN, doctor.cluster.namespace)
-    blockers(cluster, recipe)
-    began_s = time.monotonic()
-    found = blockers(cluster, recipe)
-    took_s = time.monotonic() - began_s
-    assert {result.check for result in found} == missing
-    assert took_s < 0.3
+    quickest_s = 10.0
+    for _ in range(4):
+        began_s = time.monotonic()
+        found = blockers(cluster, recipe)
+        quickest_s = min(quickest_s, time.monotonic() - began_s)
+        assert {result.check for result in found} == missing
+    # The quickest: other tests share the cores.
+    assert quickest_s < 0.3
 
 
 def test_nothing_blocks(doctor: Doctor) -> None:

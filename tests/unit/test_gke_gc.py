@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -146,7 +147,7 @@ def test_only_directories_below_the_root_are_looked_at(tmp_path: Path) -> None:
 
     assert seen(f"{root.url}/gone") == RunSeen(exists=False, heard_s=0.0)
     # Its recipe cannot be read, so nobody knows when it was last heard of.
-    assert seen(f"{root.url}/there") == RunSeen(exists=True, heard_s=NOW)
+    assert seen(f"{root.url}/there") == RunSeen(exists=True, heard_s=math.inf)
     assert seen(f"{tmp_path}/elsewhere/gone") is None
     assert seen(f"{root.url}-2/gone") is None
     assert seen("") is None
