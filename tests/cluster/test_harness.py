@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import build
 from tests.cluster.api import ApiError, Json
-from tests.cluster.bulk import bulk_run, list_pods
+from tests.cluster.bulk import bulk_create, bulk_run, list_pods
 from tests.cluster.children import marked
 from tests.cluster.cluster import JOBSET_NAME, Cluster
 from tests.cluster.control_plane import PLAIN
@@ -287,10 +287,9 @@ def test_kueue_admits_what_there_is_quota_for(kueue_cluster: Cluster) -> None:
 
 
 def test_many_pods_run_at_once(cluster: Cluster) -> None:
-    body = {"metadata": {"labels": {JOBSET_NAME: "many"}}, "spec": pod_spec("")}
-    for n in range(60):
-        body["metadata"]["name"] = f"pod-{n}"
-        cluster.create("pods", body)
+    labels, spec = {JOBSET_NAME: "many"}, pod_spec("")
+    pods = [{"metadata": {"name": f"pod-{n}", "labels": labels}, "spec": spec} for n in range(60)]
+    assert bulk_create(cluster.api, cluster.namespace, pods) == 60
     assert bulk_run(cluster.api, cluster.namespace, f"{JOBSET_NAME}=many") == 60
     assert {p["status"]["phase"] for p in list_pods(cluster.api, cluster.namespace, "")} == {"Running"}
 
