@@ -17,6 +17,7 @@ import click
 
 from launcher import lease
 from launcher.cli import output, runs
+from launcher.gke.pod_logs import PodLogs
 from launcher.log_lines import HostLog, LineCutter, LogLine, last, merged
 from launcher.rundir import RunDir, host_order
 from launcher.storage_types import StorageError
@@ -62,7 +63,8 @@ def command(
     With several hosts each line says whose it is.
     """
     wanted = Wanted(attempt=attempt, previous=previous, slice_id=slice_id, host=host, tail=tail)
-    reader = LogReader(runs.find_run(run, root), wanted)
+    found = runs.find_run(run, root)
+    reader = LogReader(found, wanted, extra=PodLogs(found, output.note))
     # A file gets what the host wrote, a terminal does not.
     show = output.data if sys.stdout.isatty() else output.data_as_it_is
     with contextlib.closing(reader.follow(time.sleep, time.time) if follow else reader.lines()) as lines:

@@ -187,7 +187,10 @@ class Cluster:
         limit_bytes: int | None = None,
         timestamps: bool = False,
     ) -> bytes:
-        """What a container has written so far; empty when the pod is gone or has not started."""
+        """What a container has written so far; empty when the pod is gone or has not started.
+
+        Not tried again: a kubelet that does not answer is one of many.
+        """
         query = {
             "container": container,
             "tailLines": _given(tail_lines),
@@ -197,7 +200,7 @@ class Cluster:
         }
         call = self._call("get", _PODS_LOG, pod)
         try:
-            return self._request(call, "GET", f"{self._path(_PODS, pod)}/log", query=query)
+            return self._request(call, "GET", f"{self._path(_PODS, pod)}/log", query=query, backoffs_s=())
         except Missing:
             return b""
         except ClusterError as error:
@@ -222,11 +225,12 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
+        backoffs_s: Sequence[float] = BACKOFFS_S,
     ) -> bytes:
         """One request, tried again where that can help; all callers' requests are idempotent."""
         given = {name: value for name, value in (query or {}).items() if value}
         url = f"{self.server}{path}" + (f"?{urlencode(given)}" if given else "")
-        for backoff_s in (*BACKOFFS_S, None):
+        for backoff_s in (*backoffs_s, None):
             try:
                 # Its own retries and redirects are off: they would hide what happened.
                 answer = self._pool.request(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -449,3 +450,53 @@ def test_stop_says_what_stays(launcher: Launcher) -> None:
     with contextlib.suppress(ApiError):
         launcher.cluster.api.patch(path, {"metadata": {"finalizers": None}})
     assert launcher.muster("stop", launcher.url())[0] == 0
+
+
+# Following, and logs of pods that never came to their run directory
+
+
+def test_hosts_that_fail_before_they_begin_are_heard(launcher: Launcher) -> None:
+    """Their code is gone from the bucket, so nothing of them can be in the run directory."""
+    assert launcher.launch()[0] == 0
+    storage = open_storage(launcher.root)
+    for name in storage.children(".bundles"):
+        storage.delete(f".bundles/{name}")
+    launcher.cluster.kubelet.add_cpu_nodes("pool-0")
+    launcher.cluster.kubelet.add_cpu_nodes("pool-1")
+    why = _wait_for(launcher, JobState.FAILED, "the code of this run is gone")
+    assert why.startswith(("s0-h0 left with 2: ", "s1-h0 left with 2: "))
+    code, said = launcher.muster("logs", launcher.url())
+    assert (code, "the code of this run is gone" in said) == (0, True), said
+    code, said = launcher.muster("status", launcher.url())
+    assert (code, "quickstart: failed" in said, why in said) == (0, True, True), said
+
+
+def test_ctrl_c_lets_the_run_go_on(launcher: Launcher) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", COMMAND, *launcher.words("--wait")],
+        cwd=launcher.tree,
+        env=launcher.env,
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process, process.stderr as lines:
+        said = ""
+        while "cannot be placed" not in said:
+            line = next(lines)
+            said += line
+        process.send_signal(signal.SIGINT)
+        said += lines.read()
+    assert process.returncode == 130
+    assert "the run goes on" in said and f"muster stop {launcher.url()}" in said
+    assert launcher.uid() != ""
+
+
+def test_following_ends_when_somebody_stops_the_run(launcher: Launcher) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(launcher.launch_apart, "--wait")
+        wait_until(lambda: launcher.uid(), 60, "the JobSet")
+        assert launcher.muster("stop", launcher.url())[0] == 0
+        code, said = following.result()
+    assert (code, "its JobSet was deleted" in said) == (42, True), said
