@@ -77,12 +77,6 @@ class Container:
         return self._children.pids(self._mark)
 
     @property
-    def pid(self) -> int:
-        """Of the process that plays PID 1."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
     def exit_code(self) -> int | None:
         code = self._process.returncode if self._process is not None and self._ended else None
         return None if code is None else 128 - code if code < 0 else code

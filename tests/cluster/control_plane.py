@@ -110,10 +110,6 @@ class ControlPlane:
         self.kill_apiserver()
         self.start_apiserver()
 
-    def kill(self, name: str) -> None:
-        """SIGKILL to controller-manager, scheduler, jobset or kueue, for good."""
-        self._processes[name].kill()
-
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._make_credentials()
