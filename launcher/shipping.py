@@ -16,7 +16,10 @@ from launcher.storage import Storage, StorageError, is_remote
 from recipes.contract import METRICS_DIR, HostContext, RunPath
 
 LOCAL_PERIOD_S = 1.0
-REMOTE_PERIOD_S = 10.0
+REMOTE_PERIOD_S = 2.0
+"""Of heartbeats; a bucket takes one change of an object a second."""
+REMOTE_LOG_PERIOD_S = 10.0
+"""Each shipment is an object of its own."""
 REMOTE_HOSTS_PER_S = 100
 """All hosts of a run write to one prefix of a bucket, and each log is a listing's length."""
 REMOTE_METRICS_PERIOD_S = 30.0
@@ -110,7 +113,9 @@ class Seldom:
 def output_cargo(context: HostContext, run: RunDir, *, shipped_bytes: int = 0) -> Sequence[Cargo]:
     """Log (of which ``shipped_bytes`` are there already) and, from process 0, metrics of one host."""
     scratch, path = Path(context.scratch_dir), run.log_path(context.attempt, context.host_name)
-    log = LogCargo(scratch / LOG_FILE, run.storage, path, shipped_bytes=shipped_bytes)
+    log: Cargo = LogCargo(scratch / LOG_FILE, run.storage, path, shipped_bytes=shipped_bytes)
+    if is_remote(run.url):
+        log = Seldom(log, REMOTE_LOG_PERIOD_S)
     if context.process_id:
         return [log]
     return [log, FolderCargo(scratch / METRICS_DIR, run.storage, RunPath.METRICS)]

@@ -20,7 +20,7 @@ from tests.local.launching import Launch
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_STEPS = 60
+NUM_STEPS, SAVE_INTERVAL = 150, 50
 SHORT = {
     "hardware.topology": "1x2",
     "train.num_steps": NUM_STEPS,
@@ -28,11 +28,11 @@ SHORT = {
     "train.eval_interval_steps": NUM_STEPS,
     "train.eval_num_batches": 1,
     "model.dropout_rate": 0.1,
-    "checkpoint.save_interval_steps": 20,
+    "checkpoint.save_interval_steps": SAVE_INTERVAL,
     "target.grace_period_s": 30,
     "run.peer_timeout_s": 10,
 }
-"""Changes to quickstart: 2 slices x 1 host x 2 devices, a step of a tenth of a second."""
+"""Changes to quickstart: 2 slices x 1 host x 2 devices, a step of less than a tenth of a second."""
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def test_a_preempted_run_ends_with_the_same_bits(
     run = Run(cluster, gcs, overrides=SHORT)
     said = run.launch()
     assert said.code == 0, said.err
-    run.wait_for(lambda: run.step() >= 25, "step 25")
+    run.wait_for(lambda: run.step() >= 10, "step 10")
     node = run.pod(1)["spec"]["nodeName"]
     assert node in nodes
     noticed_s = time.time()
@@ -74,7 +74,7 @@ def test_a_preempted_run_ends_with_the_same_bits(
 
     first, second = run.end(1), run.start(2)
     assert first.exit_code == ExitCode.PREEMPTED
-    assert second.from_step == first.to_step >= 25, "steps were lost after a notice"
+    assert second.from_step == first.to_step >= 10, "steps were lost after a notice"
     assert run.restarts() == (1, 0), "a preemption was counted"
     assert run.end(2).exit_code == 0
     assert the_bits(run, tmp_path) == undisturbed
@@ -96,8 +96,7 @@ def test_a_killed_host_is_a_counted_restart_and_the_same_run(
     two_slices(cluster)
     run = Run(cluster, gcs, overrides=SHORT)
     assert run.launch().code == 0
-    run.wait_for(lambda: run.step() >= 25, "step 25")
-    survivor = run.pod(0)["metadata"]["uid"]
+    run.wait_for(lambda: run.step() >= SAVE_INTERVAL, "a checkpoint")
     codes: dict[str, int] = {}
     cluster.kubelet.kill_container(run.pod(1)["metadata"]["name"])
 
@@ -110,10 +109,9 @@ def test_a_killed_host_is_a_counted_restart_and_the_same_run(
     run.wait_for(survivor_ended, "end of the survivor")
     run.wait_until_ended("Completed")
     assert codes["s0-h0"] == ExitCode.INFRASTRUCTURE
-    assert survivor != ""
     assert run.restarts() == (1, 1)
     assert run.end(1).first_failing_host == "s1-h0"
-    assert run.start(2).from_step == 20
+    assert run.start(2).from_step in range(SAVE_INTERVAL, NUM_STEPS, SAVE_INTERVAL)
     assert the_bits(run, tmp_path) == undisturbed
 
 
