@@ -267,7 +267,7 @@ def _notes(recipe: Recipe, hardware: HardwarePlan, chip: Generation, shape: Slic
     largest = _LARGEST_DOCUMENTED_JOB_CHIPS.get(shape.generation, shape.num_chips)
     if shape.num_chips > largest:
         yield f"the largest {shape.generation} slice that Google documents as schedulable has {largest} chips"
-    if remote and recipe.hardware.price_per_chip_hour is None and _price(recipe, hardware, chip) is None:
+    if remote and hardware.generation != CPU and _price(recipe, hardware, chip) is None:
         kind = f"{shape.generation} {hardware.capacity}"
         yield f"no public price is known for {kind}: set hardware.price_per_chip_hour to your own"
     if hardware.generation != CPU and not any(hardware.wrap) and hardware.hosts_per_slice > 1:
@@ -340,7 +340,7 @@ def _training_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _price_text(plan: Plan) -> str:
     if plan.hardware.generation == CPU and plan.price is None:
-        return "none: this machine"
+        return "none: this machine" if plan.hardware.target == "local" else "unknown: what the nodes cost"
     if plan.price is None:
         return "unknown"
     price = plan.price

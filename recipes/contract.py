@@ -60,10 +60,10 @@ class Env(enum.StrEnum):
 
 
 class PodEnv(enum.StrEnum):
-    """What a JobSet's pods are given beside :class:`Env`, of which ATTEMPT is only known once they have met."""
+    """What the pods of a JobSet are given beside :class:`Env`; ATTEMPT is known once they have met."""
 
     BUNDLE = "MUSTER_BUNDLE"
-    """``sha256:<hex>`` of the code archive below :data:`BUNDLES`; absent when the image has the code."""
+    """``sha256:<hex>`` of the code, as a tar archive, below :data:`BUNDLES`; absent: the image has it."""
     RECIPE = "MUSTER_RECIPE"
     """The recipe that was launched, relative to the run directory: safe changes are in it."""
     JOBSET_UID = "MUSTER_JOBSET_UID"
@@ -78,7 +78,7 @@ class PodEnv(enum.StrEnum):
 
 
 BUNDLES = ".bundles"
-"""Beside the run directories, in ``run.root``: ``<sha256 hex>.tar.gz``, code archives by content."""
+"""Beside the run directories, in ``run.root``: ``<sha256 hex of the tar>.tar.gz``."""
 
 COORDINATOR_PORT = 8482
 """Of JAX's coordination service; also the port that JAX itself uses on Cloud TPU."""

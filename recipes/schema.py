@@ -343,7 +343,7 @@ class TargetConfig:
     host_network: bool = field(
         default=False,
         metadata=spec(
-            "pods share their node's network: faster DCN on some clusters, no network policy, ports may clash",
+            "pods share their node's network: faster DCN on some clusters, but no network policy",
             Effect.OPERATION,
         ),
     )

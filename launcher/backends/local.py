@@ -53,6 +53,8 @@ class LocalShape:
     hosts_per_slice: int
     devices_per_host: int
     grace_period_s: float
+    env: Mapping[str, str] = field(default_factory=dict)
+    """The recipe's own variables."""
 
     @property
     def hosts(self) -> Sequence[str]:
@@ -188,7 +190,7 @@ class LocalAttempt:
         # A session of its own: Ctrl-C in the terminal reaches the launcher only, which stops all hosts.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "launcher.agent", "--parent", str(os.getpid())],
-            env=agent_env(environ, context, self._shape.devices_per_host),
+            env=agent_env({**environ, **self._shape.env}, context, self._shape.devices_per_host),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=words,

@@ -18,6 +18,7 @@ from launcher import lease
 from launcher.backends.local import LocalBackend, LocalShape
 from launcher.cli import output, runs
 from launcher.cli.arguments import compose_recipe, recipe_arguments
+from launcher.cli.quick import quick_start
 from launcher.display import open_display
 from launcher.fork import find_fork, renamed
 from launcher.inputs import check_inputs
@@ -60,7 +61,8 @@ def command(
     Here, Ctrl-C once saves and stops; launching again goes on from there. On a cluster (target=gke) the
     run is submitted and goes on by itself.
     """
-    resolved = compose_recipe(recipe, overrides, search).recipe
+    with quick_start():
+        resolved = compose_recipe(recipe, overrides, search).recipe
     fork = None
     if fork_name is not None:
         fork, resolved = find_fork(resolved, fork_name), renamed(resolved, fork_name)
@@ -132,6 +134,7 @@ def launch(
             hosts_per_slice=plan.hardware.hosts_per_slice,
             devices_per_host=plan.hardware.devices_per_host,
             grace_period_s=recipe.target.grace_period_s,
+            env=recipe.target.env,
         )
         output.say(f"{'new run' if opened.created else 'resuming'}: {run.url}")
         with open_display() as display, Lookout(run) as lookout:

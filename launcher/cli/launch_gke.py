@@ -20,6 +20,7 @@ import click
 
 from launcher.bundle import Bundle, make_bundle, upload
 from launcher.cli import output
+from launcher.cli.quick import quick_start
 from launcher.display import open_display
 from launcher.gke.api_errors import ClusterError
 from launcher.gke.client import Cluster, connect
@@ -32,6 +33,7 @@ from launcher.plan import Plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, create_or_open, launched_recipe
 from launcher.storage import open_storage
+from recipes.check_target import launch_problems
 from recipes.contract import ExitCode, Fork
 from recipes.errors import RecipeError, UserError
 from recipes.hardware import CPU
@@ -76,37 +78,42 @@ def launch(asked: GkeLaunch) -> int:
       UserError: something is wrong or refused; the message says what was left behind, if anything.
     """
     began_s = time.monotonic()
+    with quick_start():
+        cluster, run, submitted = _launch(asked)
+    if submitted is None:
+        return _complete(asked, run)
+    _report(asked, run, cluster, submitted, time.monotonic() - began_s)
+    return _follow(asked, run, cluster) if asked.wait else ExitCode.COMPLETE
+
+
+def _launch(asked: GkeLaunch) -> tuple[Cluster, RunDir, Submitted | None]:
+    """All steps; no JobSet where the run is complete already."""
     recipe = asked.recipe
     _check_addresses(recipe)
     prepared = _prepare(asked)
     cluster = connect(recipe.target.cluster, recipe.target.namespace)
     found = cluster.get(JOBSETS, asked.plan.run_name)
     kind = standing(found, prepared.wanted)
-    if found is not None:
-        refuse(kind, found, prepared.wanted, cluster)
     submission = Submission(
         cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
     )
     if found is None:
         submission.rehearse()
+    else:
+        refuse(kind, found, prepared.wanted, cluster)
     if kind is not Standing.SAME:
         confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
     run, done = _open_run(asked, prepared)
     if done:
-        return _complete(asked, run)
+        return cluster, run, None
     _send(asked, prepared, run)
-    submitted = submission.submit()
-    _report(asked, run, cluster, submitted, time.monotonic() - began_s)
-    return _follow(asked, run, cluster) if asked.wait else ExitCode.COMPLETE
+    return cluster, run, submission.submit()
 
 
 def _check_addresses(recipe: Recipe) -> None:
     """Hosts of a cluster see buckets and the code, nothing of this machine."""
-    if not recipe.run.root.startswith("gs://"):
-        raise UserError(
-            f"run.root={recipe.run.root}: hosts on GKE cannot reach a folder of this machine",
-            hint="set run.root=gs://BUCKET/PREFIX",
-        )
+    if lacking := launch_problems(recipe):
+        raise RecipeError(recipe.name, lacking)
     for key, path in _local_data(recipe).items():
         if Path(path).expanduser().is_absolute():
             raise UserError(

@@ -247,15 +247,10 @@ def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[
     bucket, problem = _bucket(recipe.run.root)
     results.append(check_bucket(bucket, problem))
     if isinstance(bucket, Bucket):
-        results.append(check_location(bucket, regions_of(_fitting(nodes, hosts), cluster.context)))
+        # A cluster is in one region, whatever its nodes are.
+        there = () if isinstance(nodes, Unseen) else nodes
+        results.append(check_location(bucket, regions_of(there, cluster.context)))
     return results
-
-
-def _fitting(nodes: FoundAll, hosts: Hosts) -> Sequence[Object]:
-    if isinstance(nodes, Unseen):
-        return ()
-    wanted = hosts.labels.items()
-    return [node for node in nodes if wanted <= mapping(node, "metadata", "labels").items()]
 
 
 def _bucket(root: str) -> tuple[Bucket | Unseen, tuple[str, str] | None]:

@@ -70,9 +70,9 @@ class Permission:
     subresource: str = ""
 
     @property
-    def shown(self) -> str:
+    def kind(self) -> str:
         kind = f"{self.resource.plural}.{self.resource.group}".rstrip(".")
-        return f"{self.verb} {kind}" + (f"/{self.subresource}" if self.subresource else "")
+        return f"{kind}/{self.subresource}".rstrip("/")
 
 
 def ok(check: str, message: str) -> Result:
@@ -114,15 +114,21 @@ def check_clock(skew_s: float | None) -> Result:
 
 def check_permissions(check: str, allowed: Mapping[Permission, bool | Unseen], *, needed_for: str) -> Result:
     """``needed_for``: what does not work without; empty when nothing at all works."""
-    denied = [permission.shown for permission, may in allowed.items() if may is False]
+    denied = [permission for permission, may in allowed.items() if may is False]
     unseen = [may for may in allowed.values() if isinstance(may, Unseen)]
     if denied:
-        message = f"you may not {', '.join(denied)}"
+        message = f"you may not {_permitted(denied)}"
         fix = "have an administrator bind you to the Role of k8s/base/rbac"
         return warning(check, f"{message}: {needed_for}", fix) if needed_for else failed(check, message, fix)
     if unseen:
         return unknown(check, unseen[0].reason)
-    return ok(check, f"you may {', '.join(permission.shown for permission in allowed)}")
+    return ok(check, f"you may {_permitted([*allowed])}")
+
+
+def _permitted(permissions: Sequence[Permission]) -> str:
+    kinds = dict.fromkeys(each.kind for each in permissions)
+    verbs = {kind: [each.verb for each in permissions if each.kind == kind] for kind in kinds}
+    return "; ".join(f"{', '.join(verbs[kind])} {kind}" for kind in kinds)
 
 
 def check_namespace(namespace: str, found: Found, default_account: Found) -> Result:

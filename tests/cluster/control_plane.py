@@ -209,6 +209,8 @@ class ControlPlane:
             *("--bind-address=127.0.0.1", f"--secure-port={self.ports['apiserver']}"),
             *(f"--tls-cert-file={folder}/tls.crt", f"--tls-private-key-file={folder}/tls.key"),
             *("--authorization-mode=RBAC", f"--token-auth-file={folder}/tokens.csv"),
+            # As on GKE.
+            "--allow-privileged=true",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={folder}/tls.crt",
             f"--service-account-signing-key-file={folder}/tls.key",

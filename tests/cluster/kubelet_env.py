@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -153,9 +153,23 @@ def hostname(pod: Json) -> str:
 
 
 def expand(text: str, env: Mapping[str, str]) -> str:
-    """Kubernetes' $(NAME) and $$(NAME); an unknown name stays as it is."""
+    """As the kubelet does it: k8s.io/kubernetes third_party/forked/golang/expansion/expand.go."""
 
-    def replace(match: re.Match[str]) -> str:
-        return match[0][1:] if match[1] else env.get(match[2], match[0])
+    def parts() -> Iterator[str]:
+        rest = text
+        while rest:
+            head, dollar, rest = rest.partition("$")
+            yield head
+            if not dollar or not rest:
+                yield dollar
+            elif rest[0] == "$":
+                rest = rest[1:]
+                yield "$"
+            elif rest[0] == "(" and ")" in rest:
+                name, _, rest = rest[1:].partition(")")
+                yield env.get(name, f"$({name})")
+            else:
+                yield "$" + rest[0]
+                rest = rest[1:]
 
-    return re.sub(r"\$(\$?)\(([\w.-]+)\)", replace, text)
+    return "".join(parts())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,7 @@ from typing import Any
 from launcher.ledger import AttemptEnd, AttemptStart
 from launcher.rundir import RunDir, committed_step
 from launcher.storage import open_storage
-from recipes.contract import RunPath
+from recipes.contract import BUNDLES, RunPath
 from tests.cluster.api import Json
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ADMIN
@@ -160,19 +162,30 @@ class Run:
     def download(self, folder: Path) -> Path:
         """A copy of the run directory."""
         target = folder / self.name
-        for path in self._objects(""):
+        for path in self.objects():
             if path.startswith((RunPath.CHECKPOINTS, RunPath.METRICS)):
                 file = target / path
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(self.dir.storage.read(path))
         return target
 
-    def _objects(self, prefix: str) -> list[str]:
+    def objects(self, prefix: str = "") -> list[str]:
+        """Everything below the run directory."""
         found: list[str] = []
         for name in self.dir.storage.children(prefix):
             path = f"{prefix}/{name}".lstrip("/")
-            below = self._objects(path)
-            found += below or [path]
+            found += self.objects(path) or [path]
+        return found
+
+    def bundled_files(self) -> dict[str, bytes]:
+        """The files of all code that was sent, by name."""
+        found: dict[str, bytes] = {}
+        storage = open_storage(self.root)
+        for name in storage.children(BUNDLES):
+            with tarfile.open(fileobj=io.BytesIO(storage.read(f"{BUNDLES}/{name}"))) as archive:
+                for member in archive.getmembers():
+                    body = archive.extractfile(member)
+                    found[member.name] = body.read() if body else b""
         return found
 
 
@@ -181,9 +194,3 @@ def stand_in_tree(folder: Path) -> Path:
     tree = folder / "tree"
     shutil.copytree(STAND_IN, tree, ignore=shutil.ignore_patterns("__pycache__"))
     return tree
-
-
-def scripted(*faults: Mapping[str, Any], **more: Any) -> str:
-    """The override that tells stand-ins what to do."""
-    script = json.dumps({"faults": list(faults), **more})
-    return json.dumps(script)

@@ -19,15 +19,20 @@ from launcher import cli
 from launcher.compose import compose
 from launcher.gke.client import connect
 from launcher.gke.doctor import blockers
+from launcher.gke.manifest import manifest, manifest_bytes
+from launcher.gke.objects import JOBSETS
+from launcher.plan import make_plan
 from tests.cluster.api import Json
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ADMIN, PLAIN, free_port
-from tests.cluster.kueue import GROUP, make_priority, make_queue
+from tests.cluster.kueue import GROUP, make_priority, make_queue, workloads
 from tests.cluster.waiting import wait_until
 from tests.local.gcs_server import GcsServer
 
 TPU = "google.com/tpu"
 ACCELERATOR = "tpu-v6e-slice"
+ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
+TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
 REGION = {"topology.kubernetes.io/region": "us-central1"}
 """Where the bucket server says that its buckets are."""
 CANARY = "canary-of-a-secret"
@@ -100,7 +105,7 @@ def doctor(
 
 
 def queue_of(cluster: Cluster, chips: str, name: str = "tpu") -> None:
-    labels = {"cloud.google.com/gke-tpu-accelerator": ACCELERATOR}
+    labels = {ACCELERATOR_LABEL: ACCELERATOR}
     make_queue(cluster, name, quota={TPU: chips}, node_labels=labels)
     path = f"{GROUP}/clusterqueues/{cluster.namespace}-{name}"
     wait_until(lambda: active(cluster.api.get(path)), 30, "the ClusterQueue is active")
@@ -254,11 +259,46 @@ def test_quotas_that_are_too_small(doctor: Doctor) -> None:
 
 
 def test_a_flavor_for_other_chips(doctor: Doctor) -> None:
-    labels = {"cloud.google.com/gke-tpu-accelerator": "tpu-v5p-slice"}
+    labels = {ACCELERATOR_LABEL: "tpu-v5p-slice"}
     make_queue(doctor.cluster, "v5p", quota={TPU: "64"}, node_labels=labels)
     answer = doctor.ask("target.queue=v5p")
     assert answer.code == 2
     assert "tpu-v5p-slice, not tpu-v6e-slice" in answer.says(f"quota {TPU}")
+
+
+@pytest.mark.parametrize(
+    ("quota", "labels", "admitted"),
+    [
+        ({TPU: "32"}, {ACCELERATOR_LABEL: ACCELERATOR}, True),
+        ({TPU: "32"}, {}, True),
+        ({TPU: "32"}, {"team": "red"}, True),
+        ({TPU: "32", "cpu": "0"}, {ACCELERATOR_LABEL: ACCELERATOR, TOPOLOGY_LABEL: "4x4"}, True),
+        ({TPU: "31"}, {ACCELERATOR_LABEL: ACCELERATOR}, False),
+        ({TPU: "32"}, {ACCELERATOR_LABEL: "tpu-v5p-slice"}, False),
+        ({TPU: "32"}, {TOPOLOGY_LABEL: "8x8"}, False),
+        ({"cpu": "32"}, {ACCELERATOR_LABEL: ACCELERATOR}, False),
+    ],
+)
+def test_kueue_itself_agrees(
+    doctor: Doctor, quota: Mapping[str, str], labels: Mapping[str, str], admitted: bool
+) -> None:
+    make_queue(doctor.cluster, "other", quota=quota, node_labels=labels)
+    answer = doctor.ask("target.queue=other")
+    assert answer.checks[f"quota {TPU}"]["level"] == ("ok" if admitted else "failed"), answer.text
+    words = doctor.words("target.queue=other")
+    recipe = compose(words[0], words[1:]).recipe
+    body = manifest_bytes(manifest(recipe, make_plan(recipe), bundle=None))
+    connect(ADMIN, doctor.cluster.namespace).apply(JOBSETS, recipe.run_name, body)
+    verdict = wait_until(lambda: quota_reserved(doctor.cluster), 30, "Kueue has decided")
+    assert verdict == str(admitted)
+
+
+def quota_reserved(cluster: Cluster) -> str:
+    """Status of Kueue's condition; empty before there is one."""
+    conditions = [
+        each for found in workloads(cluster) for each in found.get("status", {}).get("conditions", [])
+    ]
+    return next((str(each["status"]) for each in conditions if each["type"] == "QuotaReserved"), "")
 
 
 def test_one_who_may_nothing(doctor: Doctor) -> None:

@@ -82,10 +82,6 @@ def create_jobs(api: Api, jobset: Object) -> None:
     for replicated in jobset["spec"]["replicatedJobs"]:
         spec = copy.deepcopy(replicated["template"]["spec"])
         spec["template"]["spec"].setdefault("restartPolicy", "OnFailure")
-        for each in spec["template"]["spec"]["containers"]:
-            # This API server runs without --allow-privileged; GKE's does not.
-            if each.get("securityContext") == {"privileged": True}:
-                each.pop("securityContext")
         body = {
             "apiVersion": "batch/v1",
             "kind": "Job",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from collections.abc import Iterator
 
 import pytest
 
@@ -105,7 +106,9 @@ def test_a_stop_ends_the_wait_on_both_sides() -> None:
 
 def test_join_goes_on_through_refusals_and_silence() -> None:
     clock, said = Clock(), list[str]()
-    answers = iter([OSError("no route"), Answer(refused="not yet"), Answer(), Answer(), Answer(attempt=5)])
+    answers: Iterator[OSError | Answer] = iter(
+        [OSError("no route"), Answer(refused="not yet"), Answer(), Answer(), Answer(attempt=5)]
+    )
 
     def ask() -> Answer:
         found = next(answers)

@@ -7,7 +7,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from launcher.plan import make_plan
 from recipes.contract import RUN_NAME_PATTERN, Env, PodEnv
 from recipes.errors import UserError
 from recipes.schema import Recipe
+from tests.cluster.kubelet_env import expand
 from tests.golden.update import BUNDLE, MANIFEST_DIR, MANIFESTS, manifest_files, manifest_recipe
 from tests.unit.manifest_support import ODD_TEXTS, Object, container, job, pod, pod_rules, replicated, rules
 
@@ -90,29 +91,6 @@ def test_any_value_reads_back(value: dict[str, Any]) -> None:
     text = canonical_yaml(value)
     assert yaml.safe_load(text) == value
     assert text.isascii()
-
-
-def expand(text: str, variables: Mapping[str, str]) -> str:
-    """As the kubelet does it: k8s.io/kubernetes third_party/forked/golang/expansion/expand.go."""
-
-    def parts() -> Iterator[str]:
-        rest = text
-        while rest:
-            head, dollar, rest = rest.partition("$")
-            yield head
-            if not dollar or not rest:
-                yield dollar
-            elif rest[0] == "$":
-                rest = rest[1:]
-                yield "$"
-            elif rest[0] == "(" and ")" in rest:
-                name, _, rest = rest[1:].partition(")")
-                yield variables.get(name, f"$({name})")
-            else:
-                yield "$" + rest[0]
-                rest = rest[1:]
-
-    return "".join(parts())
 
 
 @settings(max_examples=300, deadline=None)
