@@ -18,7 +18,7 @@ from launcher.cli.stop import stop
 from launcher.ledger import AttemptEnd
 from launcher.lookout import Lookout
 from launcher.rundir import RunDir
-from launcher.summary import summary
+from launcher.summary import SHOWN_HOSTS, summary
 from launcher.text import one_line, printable
 from recipes.errors import UserError
 from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
@@ -46,6 +46,20 @@ def test_ls_shows_runs_and_names_damaged_ones(tmp_path: Path, capsys: pytest.Cap
     assert lines[2].split()[:6] == ["good", "stale", "7/20", "-", "2.5", "1"]
     assert len(lines) == 3
     assert "bad/recipe.yaml is damaged" in captured.err
+
+
+def test_status_shows_few_of_many_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = make_run(tmp_path)
+    attempt = start(run, {})
+    for index in range(SHOWN_HOSTS + 5):
+        beat(run, f"s0-h{index}", attempt=attempt, step=7, time_s=100.0 + index)
+    assert main(["status", run.url]) == 0
+    few = capsys.readouterr().out
+    assert few.count("\ns0-h") == SHOWN_HOSTS
+    assert few.endswith(f"{SHOWN_HOSTS} of {SHOWN_HOSTS + 5} hosts; --all-hosts shows all\n")
+    assert main(["status", run.url, "--all-hosts"]) == 0
+    every = capsys.readouterr().out
+    assert (every.count("\ns0-h"), "--all-hosts" in every) == (SHOWN_HOSTS + 5, False)
 
 
 def test_ls_json_is_strict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from launcher import lease
 from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
 from launcher.rundir import RunDir
-from launcher.summary import FailureRow, RunState, run_state, summary
+from launcher.summary import SHOWN_HOSTS, FailureRow, RunState, run_state, summary
 from recipes.contract import Phase, Progress
 from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
 
@@ -115,3 +116,23 @@ def test_without_an_end_the_host_that_is_not_collateral_is_blamed(tmp_path: Path
     seen = summary(run, 110.0)
     assert seen.state is RunState.STALE
     assert seen.failure == FailureRow(host="s1-h0", message="killed", hint="")
+
+
+def test_of_many_hosts_those_that_matter_are_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0"])
+    run.write_attempt_end(1, make_end(75))
+    matter = {"s0-h0", "s1-h0", *(f"s3-h{index}" for index in range(SHOWN_HOSTS - 2))}
+    for host in [f"s{slice_id}-h{index}" for slice_id in range(4) for index in range(32)]:
+        beat(run, host, attempt=1, step=3, time_s=8.0)
+        path = tmp_path / "tiny" / "heartbeat" / f"{host}.json"
+        if host not in matter:
+            # Whoever reads this one notes the damage.
+            path.write_text("{")
+        is_silent = host in matter and host.startswith("s3")
+        os.utime(path, (1000.0, 1000.0) if is_silent else (2000.0, 2000.0))
+    found = summary(run, 10.0)
+    assert ({row.host for row in found.hosts}, found.num_hosts, list(found.damaged)) == (matter, 128, [])
+    assert found.step == 3
+    everything = summary(run, 10.0, all_hosts=True)
+    assert (len(everything.hosts), len(everything.damaged)) == (SHOWN_HOSTS, 128 - SHOWN_HOSTS)
