@@ -54,7 +54,7 @@ from launcher.gke.doctor_checks_kueue import (
     check_topology,
     flavor_names,
 )
-from launcher.gke.doctor_checks_nodes import ACCELERATOR, Hosts, check_nodes
+from launcher.gke.doctor_checks_nodes import ACCELERATOR, TOPOLOGY, Hosts, check_nodes
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import EVENTS, JOBS, JOBSETS, PODS, Object, Resource, items, mapping, name, text
 from launcher.gke.podspec import NODE_POOL, node_selector, tolerations
@@ -236,12 +236,10 @@ def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[
         num_slices=hardware.num_slices,
         machine_type=hardware.machine_type,
     )
-    nodes: FoundAll = _seen(
-        lambda: (
-            cluster.list(
-                NODES, labels=ACCELERATOR if is_tpu else "", limit=None if is_tpu else MAX_CPU_NODES
-            ).items
-        )
+    nodes = (
+        _tpu_nodes(cluster, hosts)
+        if is_tpu
+        else _seen(lambda: cluster.list(NODES, limit=MAX_CPU_NODES).items)
     )
     results = list(check_nodes(nodes, hosts))
     bucket, problem = _bucket(recipe.run.root)
@@ -251,6 +249,13 @@ def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[
         there = () if isinstance(nodes, Unseen) else nodes
         results.append(check_location(bucket, regions_of(there, cluster.context)))
     return results
+
+
+def _tpu_nodes(cluster: Cluster, hosts: Hosts) -> FoundAll:
+    """Those of the hardware; of others, when there are none, only the labels: a node is some 20 KB."""
+    hardware = ",".join(f"{key}={hosts.labels[key]}" for key in (ACCELERATOR, TOPOLOGY))
+    found = _seen(lambda: cluster.list(NODES, labels=hardware).items)
+    return found or _seen(lambda: cluster.list(NODES, labels=ACCELERATOR, metadata_only=True).items)
 
 
 def _bucket(root: str) -> tuple[Bucket | Unseen, tuple[str, str] | None]:
