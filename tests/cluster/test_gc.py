@@ -267,3 +267,13 @@ def test_ls_everywhere(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:2] == ["NAMESPACE", "RUN"]
     assert any(line.split()[:2] == [runs.cluster.namespace, "live"] for line in lines)
+
+
+def test_gc_everywhere(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    runs.submit("done", ended=True)
+    capsys.readouterr()
+    assert cli.main(["gc", "--cluster", ADMIN, "-A", "--yes", "--older-than", "30d"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.split()[:2] == ["NAMESPACE", "RUN"]
+    assert f"{runs.cluster.namespace}  done" in captured.out
+    assert runs.cluster.jobset("done") is None
