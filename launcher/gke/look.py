@@ -6,6 +6,7 @@ know how many of theirs are up; pods are looked at only when some are not, and t
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from launcher.gke.api_errors import Denied, Missing
@@ -23,9 +24,17 @@ from launcher.gke.objects import (
     name,
     uid,
 )
-from launcher.gke.observe import JOBSET_NAME, JOBSET_UID, QUEUE, JobState, Observation, Seen, explain
+from launcher.gke.observe import (
+    JOBSET_NAME,
+    JOBSET_UID,
+    MAX_PODS,
+    QUEUE,
+    JobState,
+    Observation,
+    Seen,
+    explain,
+)
 
-MAX_PODS = 50
 MAX_JOBS = 1000
 MAX_EVENTS = 50
 
@@ -48,12 +57,17 @@ def look(cluster: Cluster, run: str) -> Seen:
     jobs = _owned(_list(cluster, JOBS, labels=f"{JOBSET_NAME}={run}", limit=MAX_JOBS), jobset)
     seen = Seen(jobset=jobset, jobs=jobs)
     state = explain(seen).state
-    if state in (JobState.RUNNING, JobState.COMPLETED, JobState.SUSPENDED):
-        return seen
     if state is JobState.QUEUED:
-        return Seen(jobset=jobset, jobs=jobs, workload=workload(cluster, jobset))
-    pods = [*pods_in(cluster, jobset, "Pending"), *pods_in(cluster, jobset, "Failed")]
-    return Seen(jobset=jobset, jobs=jobs, pods=pods, events=_warnings(cluster, run, jobs))
+        return dataclasses.replace(seen, workload=workload(cluster, jobset))
+    if state in (JobState.FAILED, JobState.RESTARTING):
+        return dataclasses.replace(seen, pods=pods_in(cluster, jobset, "Failed"))
+    if state is not JobState.STARTING:
+        return seen
+    seen = dataclasses.replace(seen, pods=pods_in(cluster, jobset, "Pending"))
+    if explain(seen).state is JobState.PENDING:
+        return seen
+    # Events last: the server looks through all of a namespace's.
+    return dataclasses.replace(seen, events=_warnings(cluster, run, jobs))
 
 
 def pods_in(cluster: Cluster, jobset: Object, phase: str) -> Sequence[Object]:

@@ -35,12 +35,15 @@ JOB_INDEX = "jobset.sigs.k8s.io/job-index"
 RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
 QUEUE = "kueue.x-k8s.io/queue-name"
+MAX_PODS = 50
+"""At most so many are looked at; more need not be counted to say what keeps them."""
 
 _PULL = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError")
 _CANNOT_START = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _USERS_ERRORS = (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT)
-_SHORT_OF_LEADER = "leader pod"
-"""JobSet's webhook refuses the other pods of a slice until its first one is placed; that is no cause."""
+_NO_CAUSE = ("leader pod", "already exists")
+"""JobSet's webhook refuses the other pods of a slice until its first one is placed; and its controller, when
+it creates many Jobs, tries some twice."""
 _REFUSED_POD = re.compile(r"^Error creating: (pods \"[^\"]*\" is forbidden: )?")
 
 
@@ -186,11 +189,18 @@ def _live(jobset: Object, seen: Seen) -> Observation:
     if is_true(jobset, "RestartingJobSet") or (restarts and (not current or len(current) < len(seen.jobs))):
         return _observation(jobset, seen, JobState.RESTARTING, _restarting(restarts, old))
     waiting = [pod for pod in seen.pods if _attempt(pod) == restarts and _phase(pod) == "Pending"]
-    if why := _cause(waiting, total, seen.events):
+    # Once every pod is there, what kept some from being created is history.
+    events = seen.events if _created(current) < total else ()
+    if why := _cause(waiting, total, events):
         return _observation(jobset, seen, JobState.PENDING, why)
     if not seen.jobs:
         return _observation(jobset, seen, JobState.STARTING, "the JobSet controller has made no Jobs yet")
     return _observation(jobset, seen, JobState.STARTING, f"{up} of {total} hosts are up")
+
+
+def _created(jobs: Iterable[Object]) -> int:
+    """Pods that there are."""
+    return sum(number(job, "status", key) for job in jobs for key in ("active", "succeeded", "failed"))
 
 
 def _restarting(restarts: int, old: Iterable[Object]) -> str:
@@ -208,9 +218,10 @@ def _cause(waiting: Sequence[Object], total: int, events: Sequence[Object]) -> s
     unplaced = [pod for pod in waiting if condition(pod, "PodScheduled").get("status") == "False"]
     reasons = [text(condition(pod, "PodScheduled"), "message") for pod in unplaced]
     if reason := next(filter(None, reasons), ""):
-        hosts = (
-            f"{pod_host(unplaced[0])} of {total} hosts" if len(unplaced) == 1 else f"{len(unplaced)} hosts"
-        )
+        first, num = pod_host(unplaced[0]), len(unplaced)
+        more = f" and {num - 1} other{'s' if num > 2 else ''}" if num > 1 else ""
+        at_least = " or more" if more and len(waiting) >= MAX_PODS else ""
+        hosts = f"{first}{more}{at_least}, of {total} hosts,"
         return f"{hosts} cannot be placed: {reason.partition(' preemption: ')[0]}"
     return _refused(events)
 
@@ -231,7 +242,7 @@ def _refused(events: Sequence[Object]) -> str:
     newest = sorted(events, key=lambda event: text(event, "lastTimestamp") or text(event, "eventTime"))
     for event in reversed(newest):
         message = text(event, "message")
-        if message and _SHORT_OF_LEADER not in message:
+        if message and not any(words in message for words in _NO_CAUSE):
             kind = text(event, "involvedObject", "kind")
             what = "pods are refused" if kind == "Job" else f"{kind} {text(event, 'reason')}"
             return f"{what}: {_REFUSED_POD.sub('', message)}"

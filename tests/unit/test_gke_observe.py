@@ -42,11 +42,11 @@ def jobset(
     }
 
 
-def job(index: int, *, ready: int = 0, succeeded: int = 0, attempt: int = 0) -> Object:
+def job(index: int, *, ready: int = 0, succeeded: int = 0, active: int = 0, attempt: int = 0) -> Object:
     labels = {"jobset.sigs.k8s.io/restart-attempt": str(attempt)}
     return {
         "metadata": {"name": f"r-slice-{index}", "uid": f"job-{index}", "labels": labels},
-        "status": {"ready": ready, "succeeded": succeeded, "active": 1},
+        "status": {"ready": ready, "succeeded": succeeded, "active": active},
     }
 
 
@@ -181,12 +181,12 @@ SITUATIONS: dict[str, tuple[Seen, JobState, str]] = {
             events=(event("Job", LEADER_EVENT),),
         ),
         JobState.PENDING,
-        "s0-h0 of 2 hosts cannot be placed: 0/1 nodes are available: 1 Insufficient cpu.",
+        "s0-h0, of 2 hosts, cannot be placed: 0/1 nodes are available: 1 Insufficient cpu.",
     ),
     "several unschedulable": (
         Seen(jobset=jobset(), jobs=JOBS, pods=(unplaced(0, "no nodes"), unplaced(1, "no nodes"))),
         JobState.PENDING,
-        "2 hosts cannot be placed: no nodes",
+        "s0-h0 and 1 other, of 2 hosts, cannot be placed: no nodes",
     ),
     "image pull": (
         Seen(jobset=jobset(), jobs=JOBS, pods=(waiting(1, "ImagePullBackOff", "not found"),)),
@@ -216,6 +216,16 @@ SITUATIONS: dict[str, tuple[Seen, JobState, str]] = {
         Seen(jobset=jobset(), jobs=JOBS, events=(event("Job", QUOTA_EVENT), event("Job", "old", "2025"))),
         JobState.PENDING,
         "pods are refused: exceeded quota: q, requested: google.com/tpu=4",
+    ),
+    "a quota that was exceeded once": (
+        Seen(jobset=jobset(), jobs=(job(0, active=1), job(1, active=1)), events=(event("Job", QUOTA_EVENT),)),
+        JobState.STARTING,
+        "0 of 2 hosts are up",
+    ),
+    "a controller that tried twice": (
+        Seen(jobset=jobset(), jobs=JOBS, events=(event("JobSet", 'jobs.batch "r-slice-1" already exists'),)),
+        JobState.STARTING,
+        "0 of 2 hosts are up",
     ),
     "restarting, the old Jobs still there": (
         Seen(
