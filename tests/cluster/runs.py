@@ -145,7 +145,11 @@ class Run:
 
         def ended() -> bool:
             found = self.cluster.jobset_condition(self.name)
-            assert found in ("", "Suspended", "StartupPolicyCompleted", condition), (found, self.evidence())
+            assert found in ("", "Suspended", "StartupPolicyCompleted", condition), (
+                found,
+                self.cluster.jobset(self.name),
+                self.evidence(),
+            )
             return found == condition
 
         self.wait_for(ended, condition)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from recipes.contract import ExitCode
+from recipes.contract import ExitCode, host_name
 from tests.cluster.cluster import Cluster
 from tests.cluster.runs import Run, stand_in_tree
 from tests.local.gcs_server import GcsServer
@@ -45,15 +45,14 @@ def launched(
 def test_the_launched_code_runs_and_a_crash_loop_is_stopped(
     cluster: Cluster, gcs: GcsServer, tree: Path
 ) -> None:
-    fault = {"step": 3, "host": "s1-h0", "do": "exit 75"}
+    fault = {"step": 3, "do": "exit 75"}
     limits = {"run.max_restarts": 50, "run.max_attempts_without_progress": 3}
     run = launched(cluster, gcs, tree, fault, **limits)
     run.wait_until_ended("Failed")
     assert run.dir.attempts() == [1, 2, 3]
-    assert {run.end(attempt).first_failing_host for attempt in (1, 2, 3)} == {"s1-h0"}
+    assert {run.end(attempt).exit_code for attempt in (1, 2, 3)} == {ExitCode.INFRASTRUCTURE}
     status = run.muster("status", run.dir.url)
     assert "3 attempts in a row committed no new step" in status.out
-    assert "s1-h0" in status.out
     assert run.restarts() == (3, 3)
 
 
@@ -88,10 +87,13 @@ def test_an_api_server_that_goes_away_disturbs_nobody(cluster: Cluster, gcs: Gcs
 def test_a_node_that_dies_without_notice_is_not_counted(cluster: Cluster, gcs: GcsServer, tree: Path) -> None:
     run = launched(cluster, gcs, tree, step_s=0.1)
     run.wait_for(lambda: run.committed() >= 10, "a checkpoint")
-    cluster.kubelet.kill_node(run.pod(1)["spec"]["nodeName"])
+    node = run.pod(1)["spec"]["nodeName"]
+    # Nodes without chips may hold both pods.
+    killed = [host_name(index, 0) for index in range(2) if run.pod(index)["spec"]["nodeName"] == node]
+    cluster.kubelet.kill_node(node)
     run.wait_until_ended("Completed")
     assert run.restarts() == (1, 0)
-    assert run.end(1).first_failing_host == "s1-h0"
+    assert run.end(1).first_failing_host == killed[0]
     assert run.start(2).from_step >= 10
 
 
@@ -103,7 +105,7 @@ HOSTILE = {
     "PLAIN": "3e-4",
     "QUOTES": """it's "quoted" `twice` \\ back""",
     "LINES": "one\ntwo\r\n\tthree\n",
-    "DOLLARS": "$HOME $(HOME) ${HOME} $$ $$(HOME) a$b",
+    "DOLLARS": "$HOME $(HOME) $$ $$(HOME) a$b $",
     "YAML": "{a: [1, &x *x]} !!python/object:os.system # no",
     "WORD": "null",
     "BOOL": "on",
