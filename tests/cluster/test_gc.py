@@ -24,7 +24,7 @@ from launcher.plan import make_plan
 from launcher.storage import Storage, open_storage
 from tests.cluster.api import Json
 from tests.cluster.cluster import Cluster
-from tests.cluster.control_plane import ADMIN, PLAIN
+from tests.cluster.control_plane import ADMIN, PLAIN, ControlPlane
 from tests.cluster.waiting import wait_until
 from tests.local.gcs_server import GcsServer
 
@@ -201,8 +201,12 @@ def test_one_that_was_launched_again_meanwhile_stays(runs: Runs, monkeypatch: py
     assert "done: stays, it changed meanwhile" in answer.err
 
 
-def test_one_who_may_not(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["gc", "--cluster", PLAIN, "-n", runs.cluster.namespace]) == 2
+def test_one_who_may_not(
+    plane: ControlPlane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", plane.env["KUBECONFIG"])
+    monkeypatch.delenv("MUSTER_ROOT", raising=False)
+    assert cli.main(["gc", "--cluster", PLAIN]) == 2
     assert f"{PLAIN} may not list jobsets.jobset.x-k8s.io" in capsys.readouterr().err
 
 
