@@ -36,7 +36,7 @@ READ_TIMEOUT_S = 30.0
 BACKOFFS_S = (0.2, 0.5, 1.0, 2.0)
 """Before each further try of an idempotent request."""
 MAX_RETRY_AFTER_S = 10.0
-PAGE = 500
+PAGE, METADATA_PAGE = 500, 2000
 CONNECTIONS = 32
 """Kept open to one server: as many threads may read at once."""
 IN_CLUSTER = "in-cluster"
@@ -115,8 +115,9 @@ class Cluster:
         """
         call, found, token = self._call("list", resource), list[Object](), ""
         accept = {"Accept": _METADATA} if metadata_only else {}
+        full = METADATA_PAGE if metadata_only else PAGE
         while True:
-            page = PAGE if limit is None else min(PAGE, limit - len(found))
+            page = full if limit is None else min(full, limit - len(found))
             query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(page), "continue": token}
             body = _object(self._request(call, "GET", self._path(resource), query=query, headers=accept))
             found += items(body, "items")

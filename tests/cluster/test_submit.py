@@ -289,7 +289,7 @@ def test_no_right_to_create_leaves_no_run_behind(launcher: Launcher) -> None:
     [
         ("target.namespace=nowhere", "there is no namespace nowhere"),
         ("target.cluster=harness-admn", "did you mean harness-admin?"),
-        ("run.root=runs", "hosts on GKE cannot reach a folder of this machine"),
+        ("run.root=runs", "run.root=gs://BUCKET/PREFIX"),
         ("target.image=repo:tag", "sha256"),
     ],
 )
