@@ -21,7 +21,9 @@ import pytest
 from tests.cluster.build import REQUIRE, Unavailable, find_manifests, find_program
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.runs import SHORT, bits
 from tests.local.gcs_server import GcsServer, running_gcs_server
+from tests.local.launching import REPO, Launch
 
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
 
@@ -80,3 +82,14 @@ def kueue_cluster(kueue_plane: ControlPlane, gcs: GcsServer, tmp_path: Path) -> 
     """The same, under Kueue."""
     with Cluster(kueue_plane, tmp_path / "kubelet", env=gcs.env) as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What every array is at the end of a run of SHORT on this machine, where nobody disturbed it."""
+    root = tmp_path_factory.mktemp("undisturbed")
+    overrides = [f"{key}={value}" for key, value in SHORT.items()]
+    with Launch(root, overrides=[*overrides, f"run.root={root}"], env={"PYTHONPATH": str(REPO)}) as launch:
+        code, _, err = launch.finish(300)
+    assert code == 0, err
+    return bits(root / "quickstart")

@@ -19,6 +19,7 @@ from launcher.ledger import AttemptEnd, AttemptStart
 from launcher.rundir import RunDir, committed_step
 from launcher.storage import open_storage
 from recipes.contract import BUNDLES, RunPath
+from tests.chaos.training import digests, read_arrays
 from tests.cluster.api import Json
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ADMIN
@@ -29,6 +30,19 @@ IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
 """The kubelet of the tests pulls nothing: its pods run in this environment."""
 COMMAND = "import sys; from launcher.cli import main; sys.exit(main())"
 PATIENCE_S = 300.0
+NUM_STEPS, SAVE_INTERVAL = 150, 50
+SHORT: Mapping[str, Any] = {
+    "hardware.topology": "1x2",
+    "train.num_steps": NUM_STEPS,
+    "train.global_batch_size": 8,
+    "train.eval_interval_steps": NUM_STEPS,
+    "train.eval_num_batches": 1,
+    "model.dropout_rate": 0.1,
+    "checkpoint.save_interval_steps": SAVE_INTERVAL,
+    "target.grace_period_s": 30,
+    "run.peer_timeout_s": 10,
+}
+"""Changes to quickstart: 2 slices x 1 host x 2 devices, a step of less than a tenth of a second."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -191,6 +205,11 @@ class Run:
                     body = archive.extractfile(member)
                     found[member.name] = body.read() if body else b""
         return found
+
+
+def bits(run_dir: Path) -> dict[str, str]:
+    """What every array of a finished run of SHORT is, by SHA-256."""
+    return digests(read_arrays(run_dir / "checkpoints" / str(NUM_STEPS)))
 
 
 def stand_in_tree(folder: Path) -> Path:

@@ -9,13 +9,10 @@ import pytest
 
 from tests.cluster.cluster import Cluster
 from tests.cluster.kueue import make_priority, make_queue
-from tests.cluster.runs import Run, stand_in_tree
-from tests.cluster.test_training import NUM_STEPS, SHORT, the_bits, undisturbed
+from tests.cluster.runs import NUM_STEPS, SHORT, Run, bits, stand_in_tree
 from tests.local.gcs_server import GcsServer
 
 pytestmark = pytest.mark.timeout(600)
-
-__all__ = ["undisturbed"]
 
 
 def test_an_evicted_run_comes_back_as_the_same_run(
@@ -33,8 +30,8 @@ def test_an_evicted_run_comes_back_as_the_same_run(
     first.wait_for(lambda: first.step() >= 10, "step 10")
 
     tree = stand_in_tree(tmp_path)
-    script = json.dumps(json.dumps({"step_s": 0.1}))
-    short = {"train.num_steps": 20, "target.env.STAND_IN": script, **queued}
+    script = json.dumps({"step_s": 0.1})
+    short = {"train.num_steps": 30, "target.env.STAND_IN": script, **queued}
     second = Run(cluster, gcs, name="second", overrides=short, cwd=tree)
     assert second.launch().code == 0
     second.wait_for(
@@ -54,4 +51,4 @@ def test_an_evicted_run_comes_back_as_the_same_run(
     assert [end.exit_code for end in ends] == [42, 0]
     assert first.start(2).from_step == ends[0].to_step >= 10
     assert ends[0].to_step < NUM_STEPS
-    assert the_bits(first, tmp_path) == undisturbed
+    assert bits(first.download(tmp_path / "copy")) == undisturbed
