@@ -16,6 +16,7 @@ from launcher.rundir import RunDir
 from launcher.storage import open_storage
 from recipes.contract import RunPath, is_run_name
 from recipes.errors import UserError
+from recipes.fingerprint import fingerprint
 from recipes.schema import Recipe
 
 
@@ -44,7 +45,7 @@ class _Lock:
 
 
 def replayable(run: RunDir, name: str) -> Replay:
-    """What launches ``run`` again as the new run ``name``.
+    """What launches ``run`` again as the run ``name``: a new one, or this very replay begun before.
 
     Raises:
       UserError: ``name`` cannot be, or the run recorded no code, or its code is gone.
@@ -52,7 +53,7 @@ def replayable(run: RunDir, name: str) -> Replay:
     if not run.exists():
         raise UserError(f"there is no run at {run.url}", hint="`muster ls` lists the runs of a root")
     recipe = run.recipe()
-    _check_name(recipe, name)
+    new = _new_run(recipe, name)
     where = f"{run.url}/{RunPath.LOCK}"
     lock = run.lock()
     facts = ledger.from_plain(dict(lock), _Lock, where)
@@ -64,15 +65,27 @@ def replayable(run: RunDir, name: str) -> Replay:
         )
     if bundle is not None:
         _check_bundle(recipe.run.root, bundle, where)
+    if new.exists() and not _is_replay(new, run, recipe, lock):
+        raise UserError(
+            f"{new.url} exists already, and it is no replay of {run.url}", hint="choose another name"
+        )
     return Replay(recipe=renamed(recipe, name), bundle=bundle, image=facts.image, lock=lock)
 
 
-def _check_name(recipe: Recipe, name: str) -> None:
+def _new_run(recipe: Recipe, name: str) -> RunDir:
     if not is_run_name(name):
         raise UserError(f"{name!r} is not a run name", hint="run names are a-z, 0-9 and hyphens, at most 40")
-    new = RunDir(open_storage(renamed(recipe, name).run_dir))
-    if new.exists():
-        raise UserError(f"{new.url} exists already, and a replay is a new run", hint="choose another name")
+    return RunDir(open_storage(renamed(recipe, name).run_dir))
+
+
+def _is_replay(new: RunDir, run: RunDir, recipe: Recipe, lock: Mapping[str, Any]) -> bool:
+    """Whether an earlier replay made ``new``: it is gone on with then, as an earlier launch would be."""
+    if new.url == run.url or new.fork() is not None:
+        return False
+    # Empty: that replay was killed before it wrote the lock, so nothing has run.
+    theirs = new.lock()
+    same_code = not theirs or all(theirs.get(key) == lock.get(key) for key in ("code", "image"))
+    return same_code and fingerprint(new.recipe()) == fingerprint(recipe)
 
 
 def _check_bundle(root: str, digest: str, where: str) -> None:

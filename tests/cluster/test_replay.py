@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from launcher import cli
+from launcher.fork import renamed
+from launcher.rundir import RunDir, encode_recipe
 from launcher.storage import open_storage
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ADMIN
@@ -62,8 +64,16 @@ def test_a_run_again_without_its_working_tree(
     assert len(open_storage(root).children(".bundles")) == 1
 
     capsys.readouterr()
-    assert cli.main(["replay", f"{root}/first", "--name", "second"]) == 2
-    assert "exists already, and a replay is a new run" in capsys.readouterr().err
+    assert cli.main(["replay", f"{root}/first", "--name", "second"]) == 0
+    assert "second: there already, the same" in capsys.readouterr().err
+    assert cli.main(["replay", f"{root}/second", "--name", "second"]) == 2
+    assert "second exists already, and it is no replay of" in capsys.readouterr().err
+    # As one leaves it that is killed before it submits.
+    killed = renamed(RunDir(open_storage(f"{root}/first")).recipe(), "killed")
+    open_storage(killed.run_dir).create("recipe.yaml", encode_recipe(killed))
+    assert cli.main(["replay", f"{root}/first", "--name", "killed"]) == 0, capsys.readouterr().err
+    assert _facts(cluster, root, "killed") == first
+    capsys.readouterr()
     assert cli.main(["replay", f"{root}/first", "--name", "fourth", "--dry-run"]) == 0
     assert json.loads(capsys.readouterr().out)["run_name"] == "fourth"
     assert cluster.jobset("fourth") is None

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import ledger
 from launcher.bundle import bundle_path, make_bundle, upload
+from launcher.fork import renamed
 from launcher.provenance import lock_info
 from launcher.replay import replayable
-from launcher.rundir import RunDir, create_or_open
+from launcher.rundir import RunDir, create_or_open, encode_recipe
 from launcher.storage import open_storage
+from recipes.contract import Fork
 from recipes.errors import UserError
 from recipes.fingerprint import fingerprint
 from recipes.schema import Recipe
@@ -81,11 +85,56 @@ def test_no_name_for_a_run(run: RunDir, name: str) -> None:
         replayable(run, name)
 
 
-@pytest.mark.parametrize("name", ["tiny", "other"])
-def test_a_name_that_is_taken(run: RunDir, tmp_path: Path, name: str) -> None:
+def replayed(run: RunDir, name: str, *, lock: Mapping[str, Any] | None, recipe: Recipe | None = None) -> None:
+    """What a replay leaves that is killed before it submits: without ``lock``, before it wrote one."""
+    new = renamed(recipe or run.recipe(), name)
+    storage = open_storage(new.run_dir)
+    storage.create("recipe.yaml", encode_recipe(new))
+    if lock is not None:
+        storage.create("lock.json", ledger.encode(dict(lock)))
+
+
+@pytest.mark.parametrize("wrote_lock", [True, False])
+def test_a_replay_that_was_killed_is_gone_on_with(run: RunDir, wrote_lock: bool) -> None:
+    facts = {**run.lock(), "python": "another", "manifest_sha256": "1" * 64}
+    replayed(run, "again", lock=facts if wrote_lock else None)
+    assert replayable(run, "again").recipe.run_name == "again"
+
+
+@pytest.mark.parametrize(
+    "change", [{"code": {"bundle": "sha256:" + "2" * 64}}, {"code": None}, {"image": "x"}]
+)
+def test_a_name_of_other_code(run: RunDir, change: dict[str, Any]) -> None:
+    replayed(run, "again", lock={**run.lock(), **change})
+    with pytest.raises(UserError, match="again exists already, and it is no replay of"):
+        replayable(run, "again")
+
+
+def test_a_name_of_another_experiment(run: RunDir) -> None:
+    recipe = run.recipe()
+    other = dataclasses.replace(recipe, train=dataclasses.replace(recipe.train, seed=recipe.train.seed + 1))
+    replayed(run, "again", lock=run.lock(), recipe=other)
+    with pytest.raises(UserError, match="again exists already, and it is no replay of"):
+        replayable(run, "again")
+
+
+def test_a_name_of_a_fork(run: RunDir) -> None:
+    fork = Fork(source_url=run.url, source_run="tiny", step=1, source_fingerprint="0" * 64, changed_keys=())
+    new = renamed(run.recipe(), "again")
+    open_storage(new.run_dir).create("recipe.yaml", encode_recipe(new, fork))
+    with pytest.raises(UserError, match="again exists already, and it is no replay of"):
+        replayable(run, "again")
+
+
+def test_its_own_name(run: RunDir) -> None:
+    with pytest.raises(UserError, match="tiny exists already, and it is no replay of"):
+        replayable(run, "tiny")
+
+
+def test_a_name_that_is_taken_by_something_damaged(run: RunDir, tmp_path: Path) -> None:
     open_storage(str(tmp_path / "root" / "other")).create("recipe.yaml", b"")
-    with pytest.raises(UserError, match=f"{name} exists already, and a replay is a new run"):
-        replayable(run, name)
+    with pytest.raises(UserError, match=r"other/recipe\.yaml has no .* header"):
+        replayable(run, "other")
 
 
 def test_no_run(tmp_path: Path) -> None:
