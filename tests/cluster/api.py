@@ -48,8 +48,9 @@ class Api:
             with contextlib.suppress(OSError):
                 # Below TLS, whose object the watching thread is in.
                 socket.socket.shutdown(watched, socket.SHUT_RDWR)
-        while self._kept:
-            self._kept.pop().close()
+        with contextlib.suppress(IndexError):
+            while True:
+                self._kept.pop().close()
 
     def get(self, path: str, **query: str) -> Json:
         return self.request("GET", path, query=query)

@@ -81,8 +81,10 @@ class Kubelet:
         with ThreadPoolExecutor(THREADS) as pool:
             list(pool.map(self._discard, (*nodes, *pods)))
         self._logs.close()
-        self.api.close()
-        self._thread.join()
+        while self._thread.is_alive():
+            # Again and again: a watch that begins after this is closed by the next.
+            self.api.close()
+            self._thread.join(0.1)
 
     def add_tpu_nodes(
         self,

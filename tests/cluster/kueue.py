@@ -22,8 +22,8 @@ def make_queue(
 ) -> None:
     """A LocalQueue in the namespace with a ClusterQueue and a flavor of its own.
 
-    ``quota`` names everything that may be asked for, as in ``{"google.com/tpu": "8", "cpu": "64"}``: a
-    workload that asks for anything else is never admitted.
+    ``quota`` names all resources that pods request, as in ``{"google.com/tpu": "8", "cpu": "64"}``: Kueue
+    0.17 never admits a workload that requests another one. ``pods`` counts only where it is named.
     """
     api, whole = cluster.api, f"{cluster.namespace}-{name}"
     flavor = {

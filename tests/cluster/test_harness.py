@@ -8,20 +8,24 @@ from __future__ import annotations
 import base64
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cluster import build
-from tests.cluster.api import ApiError, Json
+from tests.cluster.api import Api, ApiError, Json
 from tests.cluster.bulk import bulk_create, bulk_run, list_pods
 from tests.cluster.children import marked
 from tests.cluster.cluster import JOBSET_NAME, Cluster
-from tests.cluster.control_plane import PLAIN
+from tests.cluster.control_plane import PLAIN, ControlPlane
+from tests.cluster.kubelet import Kubelet
 from tests.cluster.kubelet_env import Sandbox, expand
 from tests.cluster.kueue import QUEUE_LABEL, make_queue, workloads
-from tests.cluster.waiting import wait_until
+from tests.cluster.waiting import WAIT_S, wait_until
 
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(99)"
 POLITE = """
@@ -284,6 +288,26 @@ def test_kueue_admits_what_there_is_quota_for(kueue_cluster: Cluster) -> None:
     assert cluster.pods_of("second") == []
     cluster.api.delete(cluster.path("jobsets", "first"))
     wait_until(lambda: cluster.phases("second") == ["Running"] * 2)
+
+
+def test_a_kubelet_stops_before_its_watch_begins(
+    plane: ControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    close, watch, closed = Api.close, Api.watch, threading.Event()
+
+    def closing(api: Api) -> None:
+        close(api)
+        closed.set()
+
+    def late(api: Api, path: str, **query: str) -> Iterator[Json]:
+        closed.wait(WAIT_S)
+        yield from watch(api, path, **query)
+
+    monkeypatch.setattr(Api, "close", closing)
+    monkeypatch.setattr(Api, "watch", late)
+    began_s = time.monotonic()
+    Kubelet(plane, tmp_path, env={}).stop()
+    assert time.monotonic() - began_s < WAIT_S
 
 
 def test_many_pods_run_at_once(cluster: Cluster) -> None:
