@@ -108,7 +108,7 @@ def outcome(name: str, overrides: list[str]) -> str:
     return f"{values}\n{dict(composed.origins)}\n{composed.notes}\n{plan.to_json()}\n{render_plan(plan)}"
 
 
-@examples(300)
+@examples(150)
 @given(overrides=st.lists(st.one_of(mangled, settled), min_size=1, max_size=3))
 def test_any_overrides(overrides: list[str]) -> None:
     assert CANARY not in outcome("quickstart", overrides)
