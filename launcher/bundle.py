@@ -1,7 +1,7 @@
 """The code of a launch: the working tree as one archive, named by its content, in the bucket.
 
     bundle = make_bundle(Path.cwd())                    # no network; same files, same digest
-    upload(open_storage(recipe.run.root), bundle)       # nothing when it is there already
+    upload(open_storage(recipe.run.root), bundle)       # False when it is there already
     folder = fetch(storage, bundle.digest, Path("/code"))  # on a host: verified, then extracted
 
 The digest is that of the tar file. The object is its gzip, which may differ between zlib versions
@@ -37,6 +37,8 @@ MAX_LIMIT_BYTES = 512 * 2**20
 ARCHIVE_LIMIT_BYTES = MAX_LIMIT_BYTES + MAX_FILES * 4096
 """What a host unpacks at most: files and their headers."""
 NUM_LARGEST = 5
+GZIP_LEVEL = 4
+"""A quarter of the time of the highest level, for 4 % more bytes of source code."""
 
 _MTIME_S = 315_532_800
 """1980-01-01: the earliest that zip files, and so wheels, can hold."""
@@ -95,18 +97,21 @@ def make_bundle(folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> Bundle:
     )
 
 
+def is_uploaded(storage: Storage, digest: str) -> bool:
+    """Whether hosts find a bundle at ``run.root``; one small request."""
+    return storage.exists(bundle_path(digest))
+
+
 def upload(storage: Storage, bundle: Bundle) -> bool:
-    """Puts a bundle where hosts fetch it from; False when it was there already.
+    """Puts a bundle where hosts fetch it from; False when it was there already (ask ``is_uploaded`` first).
 
     Args:
       storage: at ``run.root``.
       bundle: what to put there.
     """
-    path = bundle_path(bundle.digest)
-    if storage.exists(path):
-        return False
+    packed = gzip.compress(bundle.archive, GZIP_LEVEL, mtime=0)
     try:
-        storage.create(path, gzip.compress(bundle.archive, mtime=0))
+        storage.create(bundle_path(bundle.digest), packed)
     except Exists:
         return False
     return True

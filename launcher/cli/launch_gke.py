@@ -2,7 +2,8 @@
 
 Everything that can be wrong is found before anything is written: the manifest offline, then the cluster
 and what is there under the run's name, then the user's consent to the price. Then come the run directory,
-the code, and last the JobSet. Killed anywhere between, the same line goes on from there.
+the code, and last the JobSet. Killed anywhere between, the same line goes on from there. What waits for
+the cluster runs beside what waits for git or the bucket; the two client libraries are imported in turn.
 """
 
 from __future__ import annotations
@@ -11,22 +12,25 @@ import hashlib
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from launcher.bundle import Bundle, make_bundle, upload
+from launcher.beside import beside
+from launcher.bundle import Bundle, is_uploaded, make_bundle, upload
 from launcher.cli import output
 from launcher.cli.quick import quick_start
 from launcher.display import open_display
 from launcher.gke.api_errors import ClusterError
+from launcher.gke.blockers import blockers
 from launcher.gke.client import Cluster, connect
+from launcher.gke.doctor_checks import Result
 from launcher.gke.follow import Ended, Follower
 from launcher.gke.manifest import manifest, manifest_bytes
-from launcher.gke.objects import JOBSETS
+from launcher.gke.objects import JOBSETS, Object
 from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse, standing
 from launcher.gke.validate import problems
 from launcher.plan import Plan
@@ -71,6 +75,16 @@ class _Prepared:
         return hashlib.sha256(manifest_bytes(self.wanted.manifest)).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Seen:
+    """A first look at the cluster."""
+
+    cluster: Cluster
+    jobset: Object | None
+    """Under the run's name."""
+    blockers: Sequence[Result]
+
+
 def launch(asked: GkeLaunch) -> int:
     """Submits, and follows if asked; gives the exit code.
 
@@ -90,24 +104,45 @@ def _launch(asked: GkeLaunch) -> tuple[Cluster, RunDir, Submitted | None]:
     """All steps; no JobSet where the run is complete already."""
     recipe = asked.recipe
     _check_addresses(recipe)
+    looking = beside(lambda: _look(asked))
     prepared = _prepare(asked)
-    cluster = connect(recipe.target.cluster, recipe.target.namespace)
-    found = cluster.get(JOBSETS, asked.plan.run_name)
-    kind = standing(found, prepared.wanted)
+    seen = looking.result()
+    found, kind = seen.jobset, standing(seen.jobset, prepared.wanted)
+    if found is not None:
+        refuse(kind, found, prepared.wanted, seen.cluster)
+    if kind is not Standing.SAME and seen.blockers:
+        raise _blocked(asked.plan, seen)
     submission = Submission(
-        cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
+        seen.cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
     )
-    if found is None:
-        submission.rehearse()
-    else:
-        refuse(kind, found, prepared.wanted, cluster)
+    rehearsing = beside(submission.rehearse) if found is None else None
+    lock, to_send = _lock(asked, prepared), _to_send(asked, prepared)
+    if rehearsing is not None:
+        rehearsing.result()
     if kind is not Standing.SAME:
         confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
-    run, done = _open_run(asked, prepared)
+    run, done = _open_run(asked, lock)
     if done:
-        return cluster, run, None
-    _send(asked, prepared, run)
-    return cluster, run, submission.submit()
+        return seen.cluster, run, None
+    _send(asked, to_send, run)
+    return seen.cluster, run, submission.submit()
+
+
+def _look(asked: GkeLaunch) -> _Seen:
+    target = asked.recipe.target
+    cluster = connect(target.cluster, target.namespace)
+    jobset = beside(lambda: cluster.get(JOBSETS, asked.plan.run_name))
+    return _Seen(cluster=cluster, blockers=blockers(cluster, asked.recipe), jobset=jobset.result())
+
+
+def _blocked(plan: Plan, seen: _Seen) -> UserError:
+    """What no pod of this run would get past."""
+    where = f"{plan.run_name} cannot start in namespace {seen.cluster.namespace} of {seen.cluster.context}"
+    first, *others = seen.blockers
+    if not others:
+        return UserError(f"{where}: {first.message}", hint=first.fix)
+    lines = [f"\n  {each.message}: {each.fix}" for each in seen.blockers]
+    return UserError(f"{where}:{''.join(lines)}", hint="`muster doctor` with the same arguments checks more")
 
 
 def _check_addresses(recipe: Recipe) -> None:
@@ -200,8 +235,8 @@ def _over_limits(plan: Plan, recipe: Recipe) -> list[str]:
     return over
 
 
-def _open_run(asked: GkeLaunch, prepared: _Prepared) -> tuple[RunDir, bool]:
-    """The run directory, made or opened; and whether the run is complete already."""
+def _lock(asked: GkeLaunch, prepared: _Prepared) -> Mapping[str, Any]:
+    """What the run would be started from."""
     lock = lock_info(
         plan_sha256=hashlib.sha256(asked.plan.to_json().encode()).hexdigest(),
         folder=Path.cwd(),
@@ -211,6 +246,19 @@ def _open_run(asked: GkeLaunch, prepared: _Prepared) -> tuple[RunDir, bool]:
     )
     if asked.sent is not None:
         lock |= {"code": dict(asked.sent), "git": None}
+    return lock
+
+
+def _to_send(asked: GkeLaunch, prepared: _Prepared) -> Bundle | None:
+    """The code that is not in the bucket yet."""
+    code = prepared.code
+    if code is None or is_uploaded(open_storage(asked.recipe.run.root), code.digest):
+        return None
+    return code
+
+
+def _open_run(asked: GkeLaunch, lock: Mapping[str, Any]) -> tuple[RunDir, bool]:
+    """The run directory, made or opened; and whether the run is complete already."""
     opened = create_or_open(open_storage(asked.recipe.run_dir), asked.recipe, lock, fork=asked.fork)
     for change in opened.changes:
         output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
@@ -221,14 +269,15 @@ def _open_run(asked: GkeLaunch, prepared: _Prepared) -> tuple[RunDir, bool]:
     return opened.run, end is not None and end.exit_code == ExitCode.COMPLETE
 
 
-def _send(asked: GkeLaunch, prepared: _Prepared, run: RunDir) -> None:
+def _send(asked: GkeLaunch, code: Bundle | None, run: RunDir) -> None:
     """Code and recipe to where the hosts look for them."""
-    if prepared.code is not None and upload(open_storage(asked.recipe.run.root), prepared.code):
-        output.say(f"sent the code: {prepared.code.num_files} files, {prepared.code.size_bytes / 1e6:.1f} MB")
     path, body = launched_recipe(asked.recipe)
     # Written again if it is there: the newest tells other verbs which cluster the run is on.
-    run.storage.replace(path, body)
-    run.clear_stop()
+    recorded, cleared = beside(lambda: run.storage.replace(path, body)), beside(run.clear_stop)
+    if code is not None and upload(open_storage(asked.recipe.run.root), code):
+        output.say(f"sent the code: {code.num_files} files, {code.size_bytes / 1e6:.1f} MB")
+    recorded.result()
+    cleared.result()
 
 
 def _complete(asked: GkeLaunch, run: RunDir) -> int:

@@ -19,4 +19,6 @@ def quick_start() -> Iterator[None]:
         yield
     finally:
         if was_enabled:
+            # Not that the first collection afterwards looks at all of them after all.
+            gc.freeze()
             gc.enable()

@@ -13,6 +13,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from launcher.gke import names
 from launcher.gke.api_errors import ClusterError, Denied, Missing, Unreachable
+from launcher.gke.blockers import (
+    KUEUE,
+    KUEUE_VERSIONS,
+    NAMESPACES,
+    account_check,
+    kueue_resource,
+    namespace_check,
+    secrets_check,
+    seen,
+)
 from launcher.gke.client import Cluster
 from launcher.gke.doctor_checks import (
     Found,
@@ -22,13 +32,10 @@ from launcher.gke.doctor_checks import (
     PodSet,
     Result,
     Unseen,
-    check_account,
     check_clock,
     check_image,
-    check_namespace,
     check_permissions,
     check_quotas,
-    check_secrets,
     check_version,
     needs,
     pod_sets,
@@ -56,7 +63,7 @@ from launcher.gke.doctor_checks_kueue import (
 )
 from launcher.gke.doctor_checks_nodes import ACCELERATOR, TOPOLOGY, Hosts, check_nodes
 from launcher.gke.manifest import manifest, manifest_bytes
-from launcher.gke.objects import EVENTS, JOBS, JOBSETS, PODS, Object, Resource, items, mapping, name, text
+from launcher.gke.objects import EVENTS, JOBS, JOBSETS, PODS, Object, Resource, items, name, text
 from launcher.gke.podspec import NODE_POOL, node_selector, tolerations
 from launcher.plan import Plan
 from launcher.storage import StorageError, Unavailable, open_storage
@@ -65,13 +72,7 @@ from recipes.hardware import CPU
 from recipes.schema import Recipe
 
 MAX_CPU_NODES = 500
-KUEUE = "kueue.x-k8s.io"
-KUEUE_VERSIONS = ("v1beta2", "v1beta1")
-"""Newest first."""
-NAMESPACES = Resource(group="", version="v1", plural="namespaces", namespaced=False)
 NODES = Resource(group="", version="v1", plural="nodes", namespaced=False)
-ACCOUNTS = Resource(group="", version="v1", plural="serviceaccounts")
-SECRETS = Resource(group="", version="v1", plural="secrets")
 QUOTAS = Resource(group="", version="v1", plural="resourcequotas")
 DEPLOYMENTS = Resource(group="apps", version="v1", plural="deployments")
 LAUNCHING = tuple(
@@ -102,7 +103,7 @@ def examine(cluster: Cluster, recipe: Recipe, plan: Plan, *, now: Callable[[], f
     """
     bundle = _ANY_BUNDLE if recipe.target.ship_code else None
     wanted = manifest(recipe, plan, bundle=bundle)
-    first = [check_version(cluster.context, _seen(lambda: cluster.read("/version")))]
+    first = [check_version(cluster.context, seen(lambda: cluster.read("/version")))]
     parts: Sequence[Callable[[], Sequence[Result]]] = (
         lambda: [check_clock(_skew_s(cluster, now)), *_permissions(cluster)],
         lambda: _jobset(cluster, wanted),
@@ -116,34 +117,6 @@ def examine(cluster: Cluster, recipe: Recipe, plan: Plan, *, now: Callable[[], f
         return [*found, check_dry_run(refused.result(), found)]
 
 
-def blockers(cluster: Cluster, recipe: Recipe) -> Sequence[Result]:
-    """What is certain to keep the run from starting, from a handful of small reads side by side.
-
-    For ``muster launch``: only failures, and nothing that a launcher's Role may not read is needed.
-    """
-    target = recipe.target
-    looks: list[Callable[[], Sequence[Result]]] = [
-        lambda: [_check_namespace(cluster)[0]],
-        lambda: [_check_account(cluster, recipe)],
-        lambda: _check_secrets(cluster, target.secrets),
-    ]
-    if (queue := target.queue) is not None:
-        looks.append(lambda: [check_local_queue(queue, _local_queue(cluster, queue), ())])
-    with ThreadPoolExecutor(len(looks)) as pool:
-        results = [result for found in pool.map(lambda look: look(), looks) for result in found]
-    return [result for result in results if result.level is Level.FAILED]
-
-
-def _seen[T](read: Callable[[], T]) -> T | Unseen:
-    """What a read gives, or why it gives nothing."""
-    try:
-        return read()
-    except Unreachable:
-        raise
-    except ClusterError as error:
-        return Unseen(reason=error.message)
-
-
 def _skew_s(cluster: Cluster, now: Callable[[], float]) -> float | None:
     before_s, server_s = now(), cluster.time_s()
     # The server's clock is read to the second, at some moment of the request.
@@ -152,7 +125,7 @@ def _skew_s(cluster: Cluster, now: Callable[[], float]) -> float | None:
 
 def _permissions(cluster: Cluster) -> Sequence[Result]:
     def may(permission: Permission) -> bool | Unseen:
-        return _seen(lambda: cluster.may(permission.verb, permission.resource, permission.subresource))
+        return seen(lambda: cluster.may(permission.verb, permission.resource, permission.subresource))
 
     with ThreadPoolExecutor(len(LAUNCHING) + len(LOOKING)) as pool:
         answers = dict(zip((*LAUNCHING, *LOOKING), pool.map(may, (*LAUNCHING, *LOOKING)), strict=True))
@@ -172,9 +145,9 @@ def _jobset(cluster: Cluster, wanted: Object) -> Sequence[Result]:
     if results[0].level is Level.FAILED:
         return results
     path = f"/openapi/v3/apis/{names.GROUP}/{names.VERSION}"
-    results.append(check_fields(wanted, _seen(lambda: cluster.read(path))))
+    results.append(check_fields(wanted, seen(lambda: cluster.read(path))))
     controllers = cluster.inside(CONTROLLER_NAMESPACE)
-    return [*results, check_controller(_seen(lambda: controllers.get(DEPLOYMENTS, CONTROLLER)))]
+    return [*results, check_controller(seen(lambda: controllers.get(DEPLOYMENTS, CONTROLLER)))]
 
 
 def _namespace(cluster: Cluster, recipe: Recipe, wanted: Object) -> Sequence[Result]:
@@ -183,46 +156,17 @@ def _namespace(cluster: Cluster, recipe: Recipe, wanted: Object) -> Sequence[Res
     if target.controller == "pathways":
         images["target.pathways_server_image"] = target.pathways_server_image
         images["target.pathways_proxy_image"] = target.pathways_proxy_image
-    result, exists = _check_namespace(cluster)
+    result, exists = namespace_check(cluster)
     if not exists:
         return [result, *check_image(images)]
-    quotas = _seen(lambda: cluster.list(QUOTAS).items)
+    quotas = seen(lambda: cluster.list(QUOTAS).items)
     return [
         result,
         *check_quotas(quotas, needs(wanted), cluster.namespace),
-        _check_account(cluster, recipe),
-        *_check_secrets(cluster, target.secrets),
+        account_check(cluster, recipe),
+        *secrets_check(cluster, target.secrets),
         *check_image(images),
     ]
-
-
-def _check_namespace(cluster: Cluster) -> tuple[Result, bool]:
-    """And whether to go on: what is in a namespace that does not exist is not worth a line each."""
-    found = _seen(lambda: cluster.get(NAMESPACES, cluster.namespace))
-    account: Found = None
-    if isinstance(found, Unseen):
-        account = _seen(lambda: cluster.get(ACCOUNTS, "default"))
-    result = check_namespace(cluster.namespace, found, account)
-    return result, result.level is not Level.FAILED
-
-
-def _check_account(cluster: Cluster, recipe: Recipe) -> Result:
-    account = recipe.target.service_account
-    found = _seen(lambda: cluster.get(ACCOUNTS, account or "default"))
-    return check_account(account, found, recipe.run.root)
-
-
-def _check_secrets(cluster: Cluster, secrets: Mapping[str, str]) -> Sequence[Result]:
-    keys = {
-        place.partition("/")[0]: _secret_keys(cluster, place.partition("/")[0]) for place in secrets.values()
-    }
-    return check_secrets(secrets, keys)
-
-
-def _secret_keys(cluster: Cluster, secret: str) -> frozenset[str] | Unseen | None:
-    """Names only: the values go no further."""
-    found = _seen(lambda: cluster.get(SECRETS, secret))
-    return frozenset(mapping(found, "data")) if isinstance(found, Mapping) else found
 
 
 def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[Result]:
@@ -237,9 +181,7 @@ def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[
         machine_type=hardware.machine_type,
     )
     nodes = (
-        _tpu_nodes(cluster, hosts)
-        if is_tpu
-        else _seen(lambda: cluster.list(NODES, limit=MAX_CPU_NODES).items)
+        _tpu_nodes(cluster, hosts) if is_tpu else seen(lambda: cluster.list(NODES, limit=MAX_CPU_NODES).items)
     )
     results = list(check_nodes(nodes, hosts))
     bucket, problem = _bucket(recipe.run.root)
@@ -254,8 +196,8 @@ def _nodes_and_bucket(cluster: Cluster, recipe: Recipe, plan: Plan) -> Sequence[
 def _tpu_nodes(cluster: Cluster, hosts: Hosts) -> FoundAll:
     """Those of the hardware; of others, when there are none, only the labels: a node is some 20 KB."""
     hardware = ",".join(f"{key}={hosts.labels[key]}" for key in (ACCELERATOR, TOPOLOGY))
-    found = _seen(lambda: cluster.list(NODES, labels=hardware).items)
-    return found or _seen(lambda: cluster.list(NODES, labels=ACCELERATOR, metadata_only=True).items)
+    found = seen(lambda: cluster.list(NODES, labels=hardware).items)
+    return found or seen(lambda: cluster.list(NODES, labels=ACCELERATOR, metadata_only=True).items)
 
 
 def _bucket(root: str) -> tuple[Bucket | Unseen, tuple[str, str] | None]:
@@ -289,13 +231,13 @@ def _kueue(cluster: Cluster, recipe: Recipe, plan: Plan, sets: Sequence[PodSet])
     if not isinstance(group, Mapping):
         return results
     version = _kueue_version(group)
-    queues = _kueue_resource("localqueues", version, namespaced=True)
-    queue = _seen(lambda: cluster.get(queues, wanted))
-    others = _seen(lambda: cluster.list(queues).items) if queue is None else ()
+    queues = kueue_resource("localqueues", version, namespaced=True)
+    queue = seen(lambda: cluster.get(queues, wanted))
+    others = seen(lambda: cluster.list(queues).items) if queue is None else ()
     results.append(check_local_queue(wanted, queue, others))
     if (priority := target.priority_class) is not None:
-        classes = _kueue_resource("workloadpriorityclasses", version)
-        results.append(check_priority(priority, _seen(lambda: cluster.get(classes, priority))))
+        classes = kueue_resource("workloadpriorityclasses", version)
+        results.append(check_priority(priority, seen(lambda: cluster.get(classes, priority))))
     if isinstance(queue, Mapping):
         level = NODE_POOL if plan.hardware.hosts_per_slice > 1 else ""
         topology = level if target.placement == "topology" else None
@@ -307,12 +249,12 @@ def _cluster_queue(
     cluster: Cluster, queue: str, version: str, sets: Sequence[PodSet], topology: str | None
 ) -> Sequence[Result]:
     """``topology``: the level that slices are held together by; None without topology-aware placement."""
-    resource = _kueue_resource("clusterqueues", version)
-    found = _seen(lambda: cluster.get(resource, queue))
+    resource = kueue_resource("clusterqueues", version)
+    found = seen(lambda: cluster.get(resource, queue))
     results = [check_cluster_queue(queue, found)]
     if not isinstance(found, Mapping):
         return results
-    namespace = _seen(lambda: cluster.get(NAMESPACES, cluster.namespace))
+    namespace = seen(lambda: cluster.get(NAMESPACES, cluster.namespace))
     behind = _behind(cluster, found, version)
     results += [check_admits_namespace(found, namespace), *check_quota(behind, sets)]
     if topology is not None:
@@ -321,17 +263,17 @@ def _cluster_queue(
 
 
 def _behind(cluster: Cluster, queue: Object, version: str) -> Flavors:
-    resource = _kueue_resource("resourceflavors", version)
-    listed = _seen(lambda: cluster.list(resource).items)
+    resource = kueue_resource("resourceflavors", version)
+    listed = seen(lambda: cluster.list(resource).items)
     there = {} if isinstance(listed, Unseen) else {name(each): each for each in listed}
     unread = listed if isinstance(listed, Unseen) else None
     return Flavors(queue=queue, flavors={each: there.get(each, unread) for each in flavor_names(queue)})
 
 
 def _topologies(cluster: Cluster, behind: Flavors, version: str) -> Mapping[str, Found]:
-    resource = _kueue_resource("topologies", version)
+    resource = kueue_resource("topologies", version)
     named = {text(flavor, "spec", "topologyName") for flavor in behind.flavors.values()} - {""}
-    return {each: _seen(functools.partial(cluster.get, resource, each)) for each in named}
+    return {each: seen(functools.partial(cluster.get, resource, each)) for each in named}
 
 
 def _dry_run(cluster: Cluster, recipe: Recipe, plan: Plan, bundle: str | None) -> str | Unseen:
@@ -373,21 +315,3 @@ def _group(cluster: Cluster, group: str) -> Found:
 def _kueue_version(group: Object) -> str:
     served = {text(version, "version") for version in items(group, "versions")}
     return next((version for version in KUEUE_VERSIONS if version in served), KUEUE_VERSIONS[0])
-
-
-def _kueue_resource(plural: str, version: str, *, namespaced: bool = False) -> Resource:
-    return Resource(group=KUEUE, version=version, plural=plural, namespaced=namespaced)
-
-
-def _local_queue(cluster: Cluster, queue: str) -> Found:
-    """In whichever version Kueue serves; None when there is none, or no Kueue."""
-    for version in KUEUE_VERSIONS:
-        resource = _kueue_resource("localqueues", version, namespaced=True)
-        try:
-            found = cluster.list(resource, fields=f"metadata.name={queue}", limit=1).items
-            return found[0] if found else None
-        except Missing:
-            continue
-        except ClusterError as error:
-            return Unseen(reason=error.message)
-    return None

@@ -17,8 +17,8 @@ import yaml
 
 from launcher import cli
 from launcher.compose import compose
+from launcher.gke.blockers import blockers
 from launcher.gke.client import connect
-from launcher.gke.doctor import blockers
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import JOBSETS
 from launcher.plan import make_plan

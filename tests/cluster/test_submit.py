@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from launcher import cli
+from launcher.cli import launch_gke
 from launcher.gke import client, names
 from launcher.gke.look import observe
 from launcher.gke.observe import JobState
@@ -387,11 +388,27 @@ def test_a_quota_is_the_reason(launcher: Launcher) -> None:
     assert "exceeded quota: none" in _wait_for(launcher, JobState.PENDING, "quota")
 
 
+def test_what_no_pod_gets_past_is_refused_before_anything_is_written(launcher: Launcher) -> None:
+    code, said = launcher.launch("target.service_account=nobody")
+    assert (code, "quickstart cannot start" in said, "nobody" in said, "hint: " in said) == (
+        2,
+        True,
+        True,
+        True,
+    )
+    code, said = launcher.launch("target.service_account=nobody", "target.queue=lq")
+    assert (code, "there is no LocalQueue lq" in said, "nobody" in said) == (2, True, True), said
+    assert (launcher.runs(), launcher.uid()) == ([], "")
+
+
 def test_a_full_queue_is_the_reason(
     kueue_cluster: Cluster, gcs: GcsServer, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     launcher = _launcher(kueue_cluster, gcs, tree, monkeypatch, capsys)
-    code, said = launcher.launch("run.name=early", "target.queue=lq")
+    with monkeypatch.context() as patched:
+        # As of a queue that is deleted just after the look.
+        patched.setattr(launch_gke, "blockers", lambda *_: ())
+        code, said = launcher.launch("run.name=early", "target.queue=lq")
     assert code == 0, said
     _wait_for(launcher, JobState.QUEUED, "queue lq: ", "early")
     make_queue(kueue_cluster, "lq", quota={"cpu": "3", "memory": "4Gi", "pods": "2"})

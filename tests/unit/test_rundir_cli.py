@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from launcher import lease
 from launcher.cli import main
-from launcher.cli.launch import _complete
-from launcher.cli.logs import LogReader, Wanted
+from launcher.cli.launch_local import _complete
+from launcher.cli.logs import Extra, LogReader, Wanted
 from launcher.cli.runs import learned
 from launcher.cli.stop import stop
 from launcher.ledger import AttemptEnd
@@ -25,8 +25,9 @@ from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
 from tests.unit.test_rundir_summary import beat, make_end
 
 
-def start(run: RunDir, logs: dict[str, bytes]) -> int:
-    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=sorted(logs))
+def start(run: RunDir, logs: dict[str, bytes], *, silent: Sequence[str] = ()) -> int:
+    """An attempt; ``silent`` hosts of it have shipped nothing yet."""
+    attempt = run.next_attempt(1.0, recipe=make_recipe(), hosts=sorted([*logs, *silent]))
     for host, data in logs.items():
         run.storage.write_log(run.log_path(attempt, host), 0, data)
     return attempt
@@ -292,6 +293,10 @@ def test_previous_passes_over_attempts_without_logs(tmp_path: Path) -> None:
     run.release(held)
 
 
+def of_pods(pods: Mapping[str, Sequence[bytes]]) -> Extra:
+    return lambda wants: {host: chunks for host, chunks in pods.items() if wants(host)}
+
+
 def test_lines_of_hosts_without_a_log_come_from_elsewhere_and_only_once(tmp_path: Path) -> None:
     """What the run directory has of a host replaces the other source, from the line that was shown last."""
     run = make_run(tmp_path)
@@ -300,7 +305,7 @@ def test_lines_of_hosts_without_a_log_come_from_elsewhere_and_only_once(tmp_path
     pods = {"s0-h1": [stamps[0] + b"123456Z boot\n" + stamps[1], b"123456Z a\n" + stamps[3] + b"Z ha"]}
 
     def open_attempt() -> None:
-        start(run, {"s0-h0": stamps[2] + b"Z other\n"})
+        start(run, {"s0-h0": stamps[2] + b"Z other\n"}, silent=["s0-h1"])
 
     def ship() -> None:
         lines = stamps[1] + b"Z a\n" + stamps[3] + b"Z half\n" + stamps[4] + b"Z end\n"
@@ -308,7 +313,7 @@ def test_lines_of_hosts_without_a_log_come_from_elsewhere_and_only_once(tmp_path
         run.release(held)
 
     events = iter([open_attempt, lambda: None, ship])
-    reader = LogReader(run, Wanted(), extra=lambda: pods)
+    reader = LogReader(run, Wanted(), extra=of_pods(pods))
     lines = [(line.host, line.text) for line in reader.follow(lambda _: next(events)(), lambda: 2.0)]
     assert lines == [
         ("s0-h1", "boot"),
@@ -319,14 +324,24 @@ def test_lines_of_hosts_without_a_log_come_from_elsewhere_and_only_once(tmp_path
     ]
 
 
+def test_other_sources_are_not_asked_once_every_host_has_a_log(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    start(run, {"s0-h0": b"a\n", "s1-h0": b"b\n"})
+
+    def never(wants: Callable[[str], bool]) -> Mapping[str, Sequence[bytes]]:
+        raise AssertionError([host for host in ("s0-h0", "s1-h0") if wants(host)])
+
+    assert [line.text for line in LogReader(run, Wanted(tail=1), extra=never).lines()] == ["a", "b"]
+
+
 def test_other_sources_are_for_the_newest_attempt_and_follow_the_choice(tmp_path: Path) -> None:
     run = make_run(tmp_path)
     start(run, {"s0-h0": b"old\n"})
-    start(run, {"s0-h0": b"new\n"})
+    start(run, {"s0-h0": b"new\n"}, silent=["s1-h0", "s1-h1"])
     pods = {"s0-h0": [b"never\n"], "s1-h0": [b"1\n2\n", b"3"], "s1-h1": [b"4\n"]}
 
     def texts(wanted: Wanted) -> Sequence[str]:
-        return [line.text for line in LogReader(run, wanted, extra=lambda: pods).lines()]
+        return [line.text for line in LogReader(run, wanted, extra=of_pods(pods)).lines()]
 
     assert texts(Wanted(tail=2)) == ["new", "2", "3", "4"]
     assert texts(Wanted(slice_id=1, host="0")) == ["1", "2", "3"]
