@@ -10,7 +10,7 @@ import contextlib
 import re
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import click
@@ -29,8 +29,15 @@ POLL_S = 1.0
 SHOWN_HOSTS = 8
 _HOST = re.compile(r"s([0-9]+)-h([0-9]+)")
 
-type Extra = Callable[[], Mapping[str, Iterable[bytes]]]
-"""Output so far of hosts that run now, by name: chunks of a log with times, from its beginning."""
+type Extra = Callable[[Callable[[str], bool]], Mapping[str, Iterable[bytes]]]
+"""Output so far of hosts that run now, by name: chunks of a log with times, from its beginning.
+
+Asked with which hosts are wanted.
+"""
+
+
+def _nothing(_: Callable[[str], bool]) -> Mapping[str, Iterable[bytes]]:
+    return {}
 
 
 @click.command()
@@ -64,7 +71,8 @@ def command(
     """
     wanted = Wanted(attempt=attempt, previous=previous, slice_id=slice_id, host=host, tail=tail)
     found = runs.find_run(run, root)
-    reader = LogReader(found, wanted, extra=PodLogs(found, output.note))
+    pods = PodLogs(found, output.note, slice_id=wanted.index_of_slice, host_id=wanted.index_of_host)
+    reader = LogReader(found, wanted, extra=pods)
     # A file gets what the host wrote, a terminal does not.
     show = output.data if sys.stdout.isatty() else output.data_as_it_is
     with contextlib.closing(reader.follow(time.sleep, time.time) if follow else reader.lines()) as lines:
@@ -107,6 +115,18 @@ class Wanted:
     def host_id(self) -> int | None:
         return int(self.host) if self.host and self.host.isascii() and self.host.isdigit() else None
 
+    @property
+    def index_of_slice(self) -> int | None:
+        """The one slice that is wanted, if it is one."""
+        named = _HOST.fullmatch(self.host or "")
+        return int(named[1]) if named else self.slice_id
+
+    @property
+    def index_of_host(self) -> int | None:
+        """The one number of hosts within slices that is wanted, if it is one."""
+        named = _HOST.fullmatch(self.host or "")
+        return int(named[2]) if named else self.host_id
+
     def takes(self, host: str) -> bool:
         """Whether it includes the host of this name."""
         found = _HOST.fullmatch(host)
@@ -142,7 +162,7 @@ class Wanted:
 class LogReader:
     """Reads the logs of one run in lines, remembering how far it has come in each."""
 
-    def __init__(self, run: RunDir, wanted: Wanted, *, extra: Extra = dict) -> None:
+    def __init__(self, run: RunDir, wanted: Wanted, *, extra: Extra = _nothing) -> None:
         self._run, self._wanted, self._extra = run, wanted, extra
         self.num_hosts = 0
         self._fixed = wanted.previous or wanted.attempt is not None
@@ -151,6 +171,8 @@ class LogReader:
         self._cutters: dict[str, LineCutter] = {}
         self._listed: dict[int, Sequence[str]] = {}
         """Hosts with logs by attempt, as far as listed and not used yet."""
+        self._started: dict[int, Sequence[str]] = {}
+        """Hosts that attempts were started with."""
         self._tail = wanted.tail
         self._attempt = self._choose()
         self._check()
@@ -163,7 +185,7 @@ class LogReader:
         """
         stored = [host for host in self._hosts(self._attempt) if self._wanted.takes(host)]
         self._listed.clear()
-        others = {host: chunks for host, chunks in self._others().items() if host not in stored}
+        others = self._others(stored)
         self.num_hosts = len(stored) + len(others)
         tail, self._tail = self._tail, None
         self._run.storage.prepare_logs([self._run.log_path(self._attempt, host) for host in stored])
@@ -227,7 +249,7 @@ class LogReader:
         for number in reversed(attempts):
             if number == self._attempt:
                 break
-            if self._hosts(number) or (number == attempts[-1] and self._extra()):
+            if self._hosts(number) or (number == attempts[-1] and self._extra(self._wanted.takes)):
                 return number
         return self._attempt or (attempts[-1] if attempts else 0)
 
@@ -238,22 +260,33 @@ class LogReader:
             self._listed[attempt] = sorted(names, key=host_order)
         return self._listed[attempt]
 
-    def _others(self) -> Mapping[str, Iterable[bytes]]:
-        """What ``extra`` has of the attempt."""
-        attempts = self._run.attempts()
+    def _others(self, stored: Collection[str]) -> Mapping[str, Iterable[bytes]]:
+        """What ``extra`` has of the attempt, of hosts that are wanted and not ``stored``."""
+        attempts, known = self._run.attempts(), frozenset(stored)
         if attempts and self._attempt != attempts[-1]:
             return {}
-        return {host: chunks for host, chunks in self._extra().items() if self._wanted.takes(host)}
+        started = [host for host in self._hosts_at_start() if self._wanted.takes(host)]
+        if started and known.issuperset(started):
+            return {}
+        return self._extra(lambda host: self._wanted.takes(host) and host not in known)
+
+    def _hosts_at_start(self) -> Sequence[str]:
+        """Hosts that the attempt was started with; empty when nobody can tell yet."""
+        if self._attempt not in self._started:
+            start = None
+            with contextlib.suppress(StorageError):
+                start = self._run.attempt_start(self._attempt) if self._attempt else None
+            if start is None:
+                return ()
+            self._started[self._attempt] = start.hosts
+        return self._started[self._attempt]
 
     def _check(self) -> None:
         """Refuses hosts that are not of the attempt."""
         hosts = self._hosts(self._attempt)
         if not hosts or any(map(self._wanted.takes, hosts)):
             return
-        known = {*hosts, *self._others()}
-        with contextlib.suppress(StorageError):
-            start = self._run.attempt_start(self._attempt)
-            known.update(start.hosts if start else ())
+        known = {*hosts, *self._hosts_at_start(), *self._others(hosts)}
         if not any(map(self._wanted.takes, known)):
             raise UserError(
                 f"attempt {self._attempt} has no log of {self._wanted.describe()}",

@@ -86,6 +86,7 @@ class Cluster:
         self._http_error: type[Exception] = http.exceptions.HTTPError
         self._pool: Any = rest.RESTClientObject(configuration).pool_manager
         self._timeout = http.Timeout(connect=CONNECT_TIMEOUT_S, read=READ_TIMEOUT_S)
+        self._backoffs_s: Sequence[float] = BACKOFFS_S
 
     def get(self, resource: Resource, name: str) -> Object | None:
         """One object; None when there is none of that name."""
@@ -226,9 +227,10 @@ class Cluster:
         query: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
         body: bytes | None = None,
-        backoffs_s: Sequence[float] = BACKOFFS_S,
+        backoffs_s: Sequence[float] | None = None,
     ) -> bytes:
         """One request, tried again where that can help; all callers' requests are idempotent."""
+        backoffs_s = self._backoffs_s if backoffs_s is None else backoffs_s
         given = {name: value for name, value in (query or {}).items() if value}
         url = f"{self.server}{path}" + (f"?{urlencode(given)}" if given else "")
         for backoff_s in (*backoffs_s, None):
@@ -268,6 +270,13 @@ class Cluster:
         """Another namespace over the same connections."""
         other = copy.copy(self)
         other.namespace = namespace
+        return other
+
+    def impatient(self, timeout_s: float) -> Cluster:
+        """The same, for what can be done without: one try, and no longer than this until an answer begins."""
+        other = copy.copy(self)
+        other._timeout = type(self._timeout)(connect=timeout_s, read=timeout_s)
+        other._backoffs_s = ()
         return other
 
     def time_s(self) -> float | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from launcher.gke.api_errors import Denied, Missing
+from launcher.gke.api_errors import ClusterError, Denied, Missing
 from launcher.gke.client import Cluster
 from launcher.gke.objects import (
     EVENTS,
@@ -33,10 +33,12 @@ from launcher.gke.observe import (
     Observation,
     Seen,
     explain,
+    lacks_pods,
 )
 
 MAX_JOBS = 1000
 MAX_EVENTS = 50
+EVENTS_TIMEOUT_S = 5.0
 
 
 def observe(cluster: Cluster, run: str) -> Observation:
@@ -64,9 +66,8 @@ def look(cluster: Cluster, run: str) -> Seen:
     if state is not JobState.STARTING:
         return seen
     seen = dataclasses.replace(seen, pods=pods_in(cluster, jobset, "Pending"))
-    if explain(seen).state is JobState.PENDING:
+    if explain(seen).state is JobState.PENDING or not lacks_pods(seen):
         return seen
-    # Events last: the server looks through all of a namespace's.
     return dataclasses.replace(seen, events=_warnings(cluster, run, jobs))
 
 
@@ -92,10 +93,18 @@ def workload(cluster: Cluster, jobset: Object) -> Object | None:
 
 
 def _warnings(cluster: Cluster, run: str, jobs: Sequence[Object]) -> Sequence[Object]:
-    """Of the JobSet and of its Jobs."""
+    """Of the JobSet and of its Jobs; nothing when the server does not have them soon.
+
+    It looks through all events of the namespace for them, of which thousands of pods make tens of thousands.
+    """
+    hurried = cluster.impatient(EVENTS_TIMEOUT_S)
     about = f"involvedObject.kind=JobSet,involvedObject.name={run},type=Warning"
-    found = _list(cluster, EVENTS, fields=about, limit=MAX_EVENTS)
-    failed = _list(cluster, EVENTS, fields="involvedObject.kind=Job,reason=FailedCreate", limit=MAX_EVENTS)
+    of_jobs = "involvedObject.kind=Job,reason=FailedCreate"
+    try:
+        found = _list(hurried, EVENTS, fields=about, limit=MAX_EVENTS)
+        failed = _list(hurried, EVENTS, fields=of_jobs, limit=MAX_EVENTS)
+    except ClusterError:
+        return ()
     ours = {uid(job) for job in jobs}
     return [*found, *(event for event in failed if dig(event, "involvedObject", "uid") in ours)]
 

@@ -135,17 +135,29 @@ def num_hosts(jobset: Object) -> int:
     )
 
 
+def lacks_pods(seen: Seen) -> bool:
+    """Whether some hosts have no pod; once all have, what kept some from being created is history."""
+    created = sum(
+        number(job, "status", key) for job in _current(seen) for key in ("active", "succeeded", "failed")
+    )
+    return seen.jobset is not None and created < num_hosts(seen.jobset)
+
+
+def _current(seen: Seen) -> Sequence[Object]:
+    """Jobs of the newest restart."""
+    restarts = number(seen.jobset, "status", "restarts")
+    return [job for job in seen.jobs if _attempt(job) == restarts]
+
+
 def _observation(
     jobset: Object | None, seen: Seen, state: JobState, why: str, failure: _Failure | None = None
 ) -> Observation:
-    restarts = number(jobset, "status", "restarts")
-    current = [job for job in seen.jobs if _attempt(job) == restarts]
     return Observation(
         state=state,
         why=one_line(why, 600),
-        restarts=restarts,
+        restarts=number(jobset, "status", "restarts"),
         counted_restarts=number(jobset, "status", "restartsCountTowardsMax"),
-        ready=sum(number(job, "status", "ready") for job in current),
+        ready=sum(number(job, "status", "ready") for job in _current(seen)),
         total=num_hosts(jobset) if jobset is not None else 0,
         failed_host=failure.host if failure else "",
         exit_code=failure.exit_code if failure else None,
@@ -179,8 +191,7 @@ def _queued(workload: Object | None) -> str:
 
 def _live(jobset: Object, seen: Seen) -> Observation:
     """Neither over, nor deleted, nor suspended."""
-    restarts = number(jobset, "status", "restarts")
-    current = [job for job in seen.jobs if _attempt(job) == restarts]
+    restarts, current = number(jobset, "status", "restarts"), _current(seen)
     up = sum(number(job, "status", "ready") + number(job, "status", "succeeded") for job in current)
     total = num_hosts(jobset)
     if current and 0 < total <= up:
@@ -189,18 +200,11 @@ def _live(jobset: Object, seen: Seen) -> Observation:
     if is_true(jobset, "RestartingJobSet") or (restarts and (not current or len(current) < len(seen.jobs))):
         return _observation(jobset, seen, JobState.RESTARTING, _restarting(restarts, old))
     waiting = [pod for pod in seen.pods if _attempt(pod) == restarts and _phase(pod) == "Pending"]
-    # Once every pod is there, what kept some from being created is history.
-    events = seen.events if _created(current) < total else ()
-    if why := _cause(waiting, total, events):
+    if why := _cause(waiting, total, seen.events if lacks_pods(seen) else ()):
         return _observation(jobset, seen, JobState.PENDING, why)
     if not seen.jobs:
         return _observation(jobset, seen, JobState.STARTING, "the JobSet controller has made no Jobs yet")
     return _observation(jobset, seen, JobState.STARTING, f"{up} of {total} hosts are up")
-
-
-def _created(jobs: Iterable[Object]) -> int:
-    """Pods that there are."""
-    return sum(number(job, "status", key) for job in jobs for key in ("active", "succeeded", "failed"))
 
 
 def _restarting(restarts: int, old: Iterable[Object]) -> str:

@@ -15,9 +15,9 @@ from launcher.gke import names
 from launcher.gke.api_errors import ClusterError
 from launcher.gke.client import Cluster, connect
 from launcher.gke.objects import PODS, label, name
-from launcher.gke.observe import JOBSET_NAME, RESTART_ATTEMPT, pod_host
+from launcher.gke.observe import JOB_INDEX, JOBSET_NAME, POD_INDEX, RESTART_ATTEMPT, pod_host
 from launcher.gke.of_run import own_jobset, target_of
-from launcher.rundir import RunDir
+from launcher.rundir import RunDir, host_order
 from launcher.storage import is_remote
 from launcher.summary import run_name
 from recipes.contract import ExitCode
@@ -26,21 +26,36 @@ from recipes.errors import UserError
 READERS = 32
 LIMIT_BYTES = 8 * 2**20
 """Of each pod, from its beginning; what is beyond will be in the bucket."""
+MAX_HOSTS = 64
+"""Of a whole run: pods are asked one by one, through the API server; the others will be in the bucket."""
 LISTED_S = 5.0
 """How long a list of pods is used at least; one that took long is used for ten times as long."""
 
 
 class PodLogs:
-    """Output so far of a run's pods, by host; nothing where there is no cluster, or it does not answer."""
+    """Output so far of a run's pods, by host; nothing where there is no cluster, or it does not answer.
+
+    Args:
+      run: whose pods.
+      note: is told why lines are missing, once.
+      slice_id: only pods of this slice.
+      host_id: only pods of this number in their slice.
+      monotonic: a clock.
+    """
 
     def __init__(
         self,
         run: RunDir,
         note: Callable[[str], None],
         *,
+        slice_id: int | None = None,
+        host_id: int | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._run, self._note, self._monotonic = run, note, monotonic
+        indices = {JOB_INDEX: slice_id, POD_INDEX: host_id}
+        self._chosen = [f"{key}={index}" for key, index in indices.items() if index is not None]
+        self._said_more = False
         self._cluster: Cluster | None = None
         self._is_over = not is_remote(run.url)
         self._pods: Sequence[tuple[str, str]] = ()
@@ -48,12 +63,24 @@ class PodLogs:
         self._stale_s = 0.0
         self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="pod-logs")
 
-    def __call__(self) -> Mapping[str, Iterable[bytes]]:
-        """Chunks of logs with times; each is read when it is iterated over."""
+    def __call__(self, wants: Callable[[str], bool]) -> Mapping[str, Iterable[bytes]]:
+        """Chunks of logs with times, of the hosts that are wanted; each is read when it is iterated over."""
         if not self._is_over and self._monotonic() >= self._stale_s:
             self._refresh()
-        ahead = _Ahead(self._pool, self._read, [pod for _, pod in self._pods])
-        return {host: ahead.chunks(index) for index, (host, _) in enumerate(self._pods)}
+        pods = self._bounded([pod for pod in self._pods if wants(pod[0])])
+        ahead = _Ahead(self._pool, self._read, [pod for _, pod in pods])
+        return {host: ahead.chunks(index) for index, (host, _) in enumerate(pods)}
+
+    def _bounded(self, pods: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
+        if self._chosen or len(pods) <= MAX_HOSTS:
+            return pods
+        if not self._said_more:
+            self._said_more = True
+            self._note(
+                f"{len(pods):,} hosts have nothing in the run directory yet: of those only the first "
+                f"{MAX_HOSTS} are shown; --slice and --host show others"
+            )
+        return pods[:MAX_HOSTS]
 
     def _refresh(self) -> None:
         began_s = self._monotonic()
@@ -70,11 +97,11 @@ class PodLogs:
         cluster, run = self._connected(), run_name(self._run.url)
         if cluster is None:
             return ()
-        found = cluster.list(
-            PODS, labels=f"{JOBSET_NAME}={run}", fields="status.phase!=Pending", metadata_only=True
-        ).items
+        labels = ",".join([f"{JOBSET_NAME}={run}", *self._chosen])
+        found = cluster.list(PODS, labels=labels, fields="status.phase!=Pending", metadata_only=True).items
         newest = max((_restart(pod) for pod in found), default=0)
-        return [(pod_host(pod), name(pod)) for pod in found if _restart(pod) == newest]
+        pods = [(pod_host(pod), name(pod)) for pod in found if _restart(pod) == newest]
+        return sorted(pods, key=lambda pod: host_order(pod[0]))
 
     def _connected(self) -> Cluster | None:
         """None when no cluster has pods of this run."""

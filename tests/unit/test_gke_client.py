@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -190,6 +191,15 @@ def test_a_cluster_that_is_away(kubeconfig: Path) -> None:
     with pytest.raises(ClusterError, match=r"cluster a does not answer at https://127\.0\.0\.1:1"):
         cluster.get(JOBSETS, "r")
     assert slept == sorted(slept) and 2 <= len(slept) <= 6
+
+
+def test_an_impatient_client_tries_once(kubeconfig: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        kubeconfig.write_text(KUBECONFIG.replace("https://127.0.0.1:1", address))
+        cluster = connect(None, "ns", sleep=lambda _: pytest.fail("tried again"))
+        with pytest.raises(ClusterError, match="does not answer"):
+            cluster.impatient(0.05).get(JOBSETS, "r")
 
 
 def test_credentials_that_fail(kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
