@@ -199,7 +199,7 @@ class LogReader:
         """Everything there is and will be, until nobody acts on the run; goes on to later attempts."""
         while True:
             # Asked before reading, so that what was written last is still read.
-            newest = self._newest()
+            newest = self._newest(self._run.attempts())
             running = self._running(now(), newest)
             yield from self.lines(growing=running and (self._fixed or newest == self._attempt))
             if newest != self._attempt and not self._fixed:
@@ -230,7 +230,7 @@ class LogReader:
                 have = f"it has attempts 1 to {attempts[-1]}" if attempts else "it has not started yet"
                 raise UserError(f"{self._run.url} has no attempt {number}", hint=have)
             return number
-        newest = self._newest()
+        newest = self._newest(attempts)
         if not self._wanted.previous:
             return newest
         earlier = [number for number in attempts if number < newest]
@@ -243,9 +243,8 @@ class LogReader:
             )
         return next((number for number in reversed(earlier) if self._hosts(number)), earlier[-1])
 
-    def _newest(self) -> int:
+    def _newest(self, attempts: Sequence[int]) -> int:
         """The newest attempt of which there is anything; else the one that is read, else the newest."""
-        attempts = self._run.attempts()
         for number in reversed(attempts):
             if number == self._attempt:
                 break
@@ -262,11 +261,12 @@ class LogReader:
 
     def _others(self, stored: Collection[str]) -> Mapping[str, Iterable[bytes]]:
         """What ``extra`` has of the attempt, of hosts that are wanted and not ``stored``."""
-        attempts, known = self._run.attempts(), frozenset(stored)
-        if attempts and self._attempt != attempts[-1]:
-            return {}
+        known = frozenset(stored)
         started = [host for host in self._hosts_at_start() if self._wanted.takes(host)]
         if started and known.issuperset(started):
+            return {}
+        attempts = self._run.attempts()
+        if attempts and self._attempt != attempts[-1]:
             return {}
         return self._extra(lambda host: self._wanted.takes(host) and host not in known)
 

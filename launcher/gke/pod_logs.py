@@ -28,6 +28,8 @@ LIMIT_BYTES = 8 * 2**20
 """Of each pod, from its beginning; what is beyond will be in the bucket."""
 MAX_HOSTS = 64
 """Of a whole run: pods are asked one by one, through the API server; the others will be in the bucket."""
+MAX_LISTED = 1000
+"""Of them, in the order of their names: to list 12,736 keeps a busy API server for many seconds."""
 LISTED_S = 5.0
 """How long a list of pods is used at least; one that took long is used for ten times as long."""
 
@@ -55,7 +57,7 @@ class PodLogs:
         self._run, self._note, self._monotonic = run, note, monotonic
         indices = {JOB_INDEX: slice_id, POD_INDEX: host_id}
         self._chosen = [f"{key}={index}" for key, index in indices.items() if index is not None]
-        self._said_more = False
+        self._more, self._said_more = False, False
         self._cluster: Cluster | None = None
         self._is_over = not is_remote(run.url)
         self._pods: Sequence[tuple[str, str]] = ()
@@ -72,13 +74,13 @@ class PodLogs:
         return {host: ahead.chunks(index) for index, (host, _) in enumerate(pods)}
 
     def _bounded(self, pods: Sequence[tuple[str, str]]) -> Sequence[tuple[str, str]]:
-        if self._chosen or len(pods) <= MAX_HOSTS:
+        if self._chosen:
             return pods
-        if not self._said_more:
+        if (self._more or len(pods) > MAX_HOSTS) and not self._said_more:
             self._said_more = True
             self._note(
-                f"{len(pods):,} hosts have nothing in the run directory yet: of those only the first "
-                f"{MAX_HOSTS} are shown; --slice and --host show others"
+                f"of the hosts that have nothing in the run directory yet only {min(len(pods), MAX_HOSTS)} "
+                "are shown; --slice and --host show others"
             )
         return pods[:MAX_HOSTS]
 
@@ -98,7 +100,11 @@ class PodLogs:
         if cluster is None:
             return ()
         labels = ",".join([f"{JOBSET_NAME}={run}", *self._chosen])
-        found = cluster.list(PODS, labels=labels, fields="status.phase!=Pending", metadata_only=True).items
+        limit = None if self._chosen else MAX_LISTED
+        listing = cluster.list(
+            PODS, labels=labels, fields="status.phase!=Pending", metadata_only=True, limit=limit
+        )
+        found, self._more = listing.items, listing.more
         newest = max((_restart(pod) for pod in found), default=0)
         pods = [(pod_host(pod), name(pod)) for pod in found if _restart(pod) == newest]
         return sorted(pods, key=lambda pod: host_order(pod[0]))

@@ -34,9 +34,11 @@ RECIPE = "llama3-8b-v5e-16x16"
 SLICES, HOSTS, CHIPS = 199, 64, 50_944
 PODS = SLICES * HOSTS
 LARGE = {"multislice.num_slices": SLICES, "multislice.data": -1, "train.global_batch_size": CHIPS}
-BUSY_STATUS_S = 30.0
+BUSY_STATUS_S = 60.0
 """While the API server and the controllers create pods as fast as they can."""
-PLAN_S, LAUNCH_S, STATUS_S = 1.0, 2.0, 2.0
+LIMITS_S = {"status": 30.0, "logs": 120.0, "one": 30.0, "before": 30.0}
+"""Of commands with all pods there, on two cores that have much else to do."""
+PLAN_S, LAUNCH_S, STATUS_S = 1.0, 3.0, 3.0
 """Of processor time, which other tests on the machine do not stretch as they do the clock's."""
 
 
@@ -113,7 +115,8 @@ def test_all_pods_run(gcs: GcsServer, tmp_path: Path) -> None:
         print(
             f"logs --tail 1: {logs_s:.1f} s, of one host {one_s:.1f} s, before any is stored {before_s:.1f} s"
         )
-        assert (status_s < 10, logs_s < 180, one_s < 5, before_s < 30) == (True,) * 4
+        took_s = {"status": status_s, "logs": logs_s, "one": one_s, "before": before_s}
+        assert all(took_s[what] < limit_s for what, limit_s in LIMITS_S.items()), took_s
 
 
 def _jobs(cluster: Cluster, count: str) -> int:
@@ -158,7 +161,7 @@ def test_only_so_many_pods_are_asked_for_logs(cluster: Cluster, gcs: GcsServer, 
 
     said = run.muster("logs", run.dir.url, "--tail", "1")
     assert (said.code, said.out) == (0, "")
-    assert said.err.count("100 hosts have nothing in the run directory yet: of those only the first 64") == 1
+    assert said.err.count("hosts that have nothing in the run directory yet only 64 are shown") == 1
     for chosen in (["--slice", "1"], ["--host", "s1-h49"], ["--host", "3"]):
         said = run.muster("logs", run.dir.url, *chosen)
         assert (said.code, said.out, said.err) == (0, "", "")
