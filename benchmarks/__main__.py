@@ -1,4 +1,4 @@
-"""Measures Muster on this machine and prints a table: ``python -m benchmarks [step|restart|cli ...]``.
+"""Measures Muster on this machine and prints a table: ``python -m benchmarks [step|restart|cli|gke ...]``.
 
 Everything comes from one run on one machine; docs/benchmarks.md says what each figure is.
 """
@@ -15,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.command_line import command_line
 from benchmarks.figures import Figure, table
+from benchmarks.gke import submissions
 from benchmarks.machine import Machine, this_machine
 from benchmarks.restarts import restarts, saves
 from benchmarks.step_time import compare
@@ -72,10 +73,15 @@ def _cli(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
     return command_line()
 
 
+def _gke(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
+    return submissions(work)
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace, Path], Iterable[Figure]]] = {
     "step": _step,
     "restart": _restart,
     "cli": _cli,
+    "gke": _gke,
 }
 
 if __name__ == "__main__":

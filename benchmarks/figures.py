@@ -44,6 +44,13 @@ def best(name: str, unit: str, values: Sequence[float], *, aim: float | None = N
     )
 
 
+def ratio_of_bests(name: str, values: Sequence[float], others: Sequence[float]) -> Figure:
+    """The least of ``values`` over the least of ``others``; low and high are of runs side by side."""
+    ratios = [value / other for value, other in zip(values, others, strict=True)]
+    least = min(values) / min(others)
+    return Figure(name=name, value=least, unit="x", low=min(ratios), high=max(ratios), note="best over best")
+
+
 def abba(num_rounds: int) -> str:
     """The order of runs A and B in which a drift of the machine falls on both alike."""
     return "ABBA" * num_rounds

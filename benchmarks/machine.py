@@ -49,10 +49,9 @@ def this_machine() -> Machine:
 
 
 def environment(cache: Path, **more: str) -> Mapping[str, str]:
-    """For a measured process: this tree, and caches of its own below ``cache``."""
-    inherited = {
-        name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_", "MUSTER_"))
-    }
+    """For a measured process: this tree, compiled as users have it, and caches of its own below ``cache``."""
+    left_out = ("JAX_", "XLA_", "MUSTER_", "PYTHONDONTWRITEBYTECODE")
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return {
         **inherited,
         "PYTHONPATH": str(REPO),

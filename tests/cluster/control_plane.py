@@ -97,7 +97,11 @@ class ControlPlane:
             process.wait()
 
     def kill_apiserver(self) -> None:
-        process = self._processes.pop("apiserver")
+        self.kill("apiserver")
+
+    def kill(self, name: str) -> None:
+        """Ends a process by the name that its log has."""
+        process = self._processes.pop(name)
         process.kill()
         process.wait()
 

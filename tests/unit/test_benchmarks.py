@@ -7,9 +7,13 @@ import json
 import pytest
 
 from benchmarks.__main__ import PARTS, as_json, parse
-from benchmarks.figures import abba, best, round_ratios, summary, table
+from benchmarks.figures import abba, best, ratio_of_bests, round_ratios, summary, table
+from benchmarks.gke import LARGE, LAUNCHES, NUM_SLICES, SLICES, Times, figures, target
 from benchmarks.machine import Machine
 from benchmarks.step_time import NUM_WARMUP_STEPS, steady_recipe
+from launcher.compose import compose
+from launcher.plan import make_plan
+from recipes.check_target import launch_problems
 
 MACHINE = Machine(num_cores=4, load=2.1, system="Linux x86_64", python="3.12.1", jax="0.12.0")
 
@@ -25,7 +29,7 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
 def test_parts_are_chosen_by_name() -> None:
     assert parse([]).parts == []
     assert parse(["cli", "step", "--json"]).parts == ["cli", "step"]
-    assert list(PARTS) == ["step", "restart", "cli"]
+    assert list(PARTS) == ["step", "restart", "cli", "gke"]
 
 
 def test_a_drift_of_the_machine_cancels_out() -> None:
@@ -38,6 +42,11 @@ def test_figures_sum_up_rounds() -> None:
     assert (figure := summary("f", "s", [3.0, 1.0, 2.0])).value == 2.0
     assert (figure.low, figure.high) == (1.0, 3.0)
     assert best("f", "ms", [3.0, 1.0]).value == 1.0
+
+
+def test_bests_are_compared_beside_the_range_of_runs_side_by_side() -> None:
+    figure = ratio_of_bests("f", [1.0, 4.0], [4.0, 2.0])
+    assert (figure.value, figure.low, figure.high) == (0.5, 0.25, 2.0)
 
 
 def test_table_and_json_say_the_same() -> None:
@@ -62,3 +71,24 @@ def test_both_sides_train_a_recipe_that_passes_every_check(num_devices: int) -> 
     recipe = steady_recipe(num_devices, 1 + NUM_WARMUP_STEPS)
     assert (recipe.multislice.num_slices, recipe.hardware.topology) == (1, f"1x{num_devices}")
     assert recipe.train.eval_num_batches == 0 and recipe.checkpoint.save_interval_steps is None
+
+
+def test_the_peer_is_left_out_where_it_cannot_be_had() -> None:
+    launches = {name: [0.9, 0.8] for name in LAUNCHES}
+    alone = Times(there=launches, returned=launches, manifest=[0.4, 0.5])
+    beside = Times(there=launches, returned=launches, manifest=[0.4, 0.5], dry_run=[2.0, 1.6])
+    names = [figure.name for figure in figures(beside)]
+    assert [figure.name for figure in figures(alone)] == names[:5]
+    ratios = {figure.name: figure.value for figure in figures(beside) if figure.unit == "x"}
+    assert ratios == {
+        "JobSet of quickstart there, over xpk's dry run": 0.5,
+        f"JobSet of {SLICES} there, over xpk's dry run": 0.5,
+        "`muster plan --manifest`, over xpk's dry run": 0.25,
+    }
+
+
+def test_the_large_launch_passes_every_check() -> None:
+    recipe = compose(LARGE[0], (*LARGE[1:], *target("large", "gs://bucket/runs"))).recipe
+    assert launch_problems(recipe) == []
+    hardware = make_plan(recipe).hardware
+    assert (hardware.num_slices, hardware.num_chips) == (NUM_SLICES, NUM_SLICES * 256)
