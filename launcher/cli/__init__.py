@@ -17,6 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from launcher.cli import output
+from launcher.cli.quick import quick_start
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -50,7 +51,8 @@ class _Verbs(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        command = importlib.import_module(f"launcher.cli.{cmd_name}").command
+        with quick_start():
+            command = importlib.import_module(f"launcher.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -23,12 +23,10 @@ from launcher.beside import beside
 from launcher.bundle import Bundle, is_uploaded, make_bundle, upload
 from launcher.cli import output
 from launcher.cli.quick import quick_start
-from launcher.display import open_display
 from launcher.gke.api_errors import ClusterError
 from launcher.gke.blockers import blockers
 from launcher.gke.client import Cluster, connect
 from launcher.gke.doctor_checks import Result
-from launcher.gke.follow import Ended, Follower
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import JOBSETS, Object
 from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse, standing
@@ -42,6 +40,9 @@ from recipes.contract import ExitCode, Fork
 from recipes.errors import RecipeError, UserError
 from recipes.hardware import CPU
 from recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.gke.follow import Ended
 
 INTERRUPTED = 130
 
@@ -325,6 +326,10 @@ def _next(run: RunDir) -> list[str]:
 
 
 def _follow(asked: GkeLaunch, run: RunDir, cluster: Cluster) -> int:
+    # Once the JobSet is there: it does not wait for these.
+    from launcher.display import open_display
+    from launcher.gke.follow import Follower
+
     name = asked.plan.run_name
     try:
         with open_display() as display:

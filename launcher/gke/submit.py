@@ -15,7 +15,6 @@ from typing import Any
 from launcher.gke import names
 from launcher.gke.api_errors import ClusterError, Conflicting, Refused
 from launcher.gke.client import Cluster
-from launcher.gke.look import pods_in
 from launcher.gke.manifest import manifest_bytes
 from launcher.gke.objects import JOBSETS, Object, annotation, is_deleting, is_true, label, name, text, uid
 from recipes.contract import ExitCode
@@ -257,6 +256,8 @@ def _foreign(where: str, found: Object, wanted: Wanted) -> UserError:
 
 
 def _stuck(cluster: Cluster, jobset: Object, timeout_s: float) -> UserError:
+    from launcher.gke.look import pods_in  # a launch that goes well does without
+
     left = [pod for phase in ("Running", "Pending", "Failed") for pod in pods_in(cluster, jobset, phase)]
     pod = f": pod {name(left[0])} on node {text(left[0], 'spec', 'nodeName') or '-'} stays" if left else ""
     return UserError(
