@@ -79,7 +79,7 @@ class _Bench:
 
 def submissions(work: Path) -> Sequence[Figure]:
     """Everything by turns; nothing, and why, where there is no control plane."""
-    if problem := _lacking():
+    if problem := lacking():
         print(f"skipped: {problem}", file=sys.stderr)
         return []
     xpk = _find_xpk()
@@ -113,7 +113,7 @@ def figures(times: Times) -> list[Figure]:
     return found
 
 
-def _lacking() -> str:
+def lacking() -> str:
     """Why there is no control plane here; empty when there is."""
     if shutil.which("openssl") is None:
         return "there is no `openssl` on the PATH"
