@@ -21,11 +21,12 @@ from pathlib import Path
 from types import FrameType
 
 from launcher import attempts, gang, lease
-from launcher.agent import run_agent
+from launcher.agent import Orders, run_agent
 from launcher.exits import HostEnd
 from launcher.gang import Answer, Call, Gang, GangServer, NeverMet
 from launcher.lease import LeaseHeld
 from launcher.lease_keeper import LeaseKeeper
+from launcher.lookout import Lookout
 from launcher.rundir import RunDir, read_recipe
 from launcher.storage import StorageError, open_storage
 from recipes.contract import (
@@ -190,7 +191,7 @@ def _follow(pod: Pod, notice: Notice) -> End:
     attempt = gang.join(ask, pod.context.num_processes, stopping=notice.stopping, say=_say)
     if attempt == 0:
         return _left_before_it_began()
-    own = _agent(pod, attempt, notice)
+    own = _agent(pod, attempt, notice.order)
     with contextlib.suppress(OSError):
         gang.call(leader, GANG_PORT, dataclasses.replace(hello, end=own), timeout_s=TELL_S)
     return _words(own)
@@ -204,7 +205,11 @@ def _lead(pod: Pod, run: RunDir, notice: Notice) -> End:
         return _left_before_it_began()
     # Whoever led this JobSet before certainly runs no more: its pods are replaced after they are gone.
     owner = lease.this_process(f"JobSet {run.url.rpartition('/')[2]}", owner_id=f"jobset-{pod.job}")
-    with _hold(run, owner, notice) as keeper:
+    with _hold(run, owner, notice) as keeper, Lookout(run) as lookout:
+        if stop := run.stop_request():
+            # JobSet would restart whatever else this ended with.
+            words = f"stopped as asked by {stop.by}; launch it again to go on"
+            return End(exit_code=ExitCode.EXPERIMENT_FAILED, words=words)
         opening = attempts.Opening(
             recipe=read_recipe(run.storage, pod.recipe_path),
             hosts=pod.hosts,
@@ -213,7 +218,14 @@ def _lead(pod: Pod, run: RunDir, notice: Notice) -> End:
         )
         attempt = attempts.open_attempt(run, opening, time.time())
         members.open(attempt)
-        own = _agent(pod, attempt, notice, keeper)
+        own = _agent(pod, attempt, lambda: _leaders_order(keeper, lookout, notice))
+        if keeper.lost is not None:
+            lost = {
+                "exit_code": ExitCode.INFRASTRUCTURE,
+                "reason": keeper.lost.message,
+                "hint": keeper.lost.hint,
+            }
+            own = dataclasses.replace(own, **lost)
         told = _listen(members, pod, own)
         try:
             outcome = attempts.close_attempt(run, attempt, told, now=time.time())
@@ -245,13 +257,15 @@ def _hold(run: RunDir, owner: lease.Owner, notice: Notice) -> LeaseKeeper:
             time.sleep(LEASE_RETRY_S)
 
 
-def _agent(pod: Pod, attempt: int, notice: Notice, keeper: LeaseKeeper | None = None) -> HostEnd:
-    """Runs the agent; a run that was taken over by others is stopped at once."""
-
-    def orders() -> signal.Signals | None:
-        return signal.SIGQUIT if keeper is not None and keeper.lost else notice.order()
-
+def _agent(pod: Pod, attempt: int, orders: Orders) -> HostEnd:
     return attempts.host_end(run_agent(pod.during(attempt), orders=orders))
+
+
+def _leaders_order(keeper: LeaseKeeper, lookout: Lookout, notice: Notice) -> signal.Signals | None:
+    """A run that others have taken over is left at once; one that somebody stops, or a notice, is saved."""
+    if keeper.lost is not None:
+        return signal.SIGQUIT
+    return signal.SIGTERM if lookout.seen().stop else notice.order()
 
 
 def _listen(members: Gang, pod: Pod, own: HostEnd) -> Mapping[str, HostEnd]:

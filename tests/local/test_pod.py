@@ -20,7 +20,7 @@ import pytest
 from launcher.ledger import AttemptEnd
 from launcher.rundir import RunDir, create_or_open, launched_recipe
 from launcher.storage import open_storage
-from recipes.contract import COORDINATOR_PORT, Env, ExitCode, PodEnv, host_name
+from recipes.contract import COORDINATOR_PORT, Env, ExitCode, PodEnv, RunPath, host_name
 from recipes.load import recipe_from_dict, recipe_to_dict
 from recipes.schema import Recipe
 from tests.local.launching import REPO, STAND_IN
@@ -261,6 +261,34 @@ def test_a_crash_loop_ends_with_the_users_code(job: Callable[..., Job]) -> None:
     assert two.finish() == [1, 42]
     two.restart -= 1
     assert "2 attempts in a row committed no new step" in two.words("s0-h0").read_text()
+
+
+def test_a_request_to_stop_is_obeyed_without_a_cluster(job: Callable[..., Job]) -> None:
+    """Where nobody deletes the JobSet: all save, and the next incarnation does not train."""
+    two = job({"step_s": 0.05})
+    two.start()
+    two.wait_for_step(3)
+    two.run.request_stop(time.time(), "ada@laptop")
+    assert two.pods["s0-h0"].wait(TIMEOUT_S) == ExitCode.PREEMPTED
+    two.notify("s1-h0")
+    assert two.finish() == [42, 42]
+    two.start()
+    assert two.pods["s0-h0"].wait(TIMEOUT_S) == ExitCode.EXPERIMENT_FAILED
+    assert "stopped as asked by ada@laptop" in two.words("s0-h0").read_text()
+    two.notify("s1-h0")
+    assert two.finish() == [1, 42]
+    assert two.run.attempts() == [1]
+
+
+def test_a_lease_that_is_gone_is_said_and_counted(job: Callable[..., Job]) -> None:
+    two = job({"step_s": 0.5})
+    two.start()
+    two.wait_for_step(3)
+    two.run.storage.delete(RunPath.LEASE)
+    assert two.pods["s0-h0"].wait(TIMEOUT_S) == ExitCode.INFRASTRUCTURE
+    end = two.end(1)
+    assert (end.exit_code, end.first_failing_host) == (75, "s0-h0")
+    assert "lease.json is gone" in end.message
 
 
 def test_a_stale_pod_cannot_join(job: Callable[..., Job]) -> None:
