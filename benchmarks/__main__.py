@@ -17,6 +17,7 @@ from benchmarks.command_line import command_line
 from benchmarks.figures import Figure, table
 from benchmarks.gke import submissions
 from benchmarks.machine import Machine, this_machine
+from benchmarks.preemption import preemptions
 from benchmarks.restarts import restarts, saves
 from benchmarks.step_time import compare
 
@@ -74,7 +75,8 @@ def _cli(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
 
 
 def _gke(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
-    return submissions(work)
+    yield from submissions(work)
+    yield from preemptions(num_rounds=options.rounds, work=work)
 
 
 PARTS: Mapping[str, Callable[[argparse.Namespace, Path], Iterable[Figure]]] = {

@@ -104,22 +104,26 @@ def host_end(record: HostRecord) -> HostEnd:
 
 
 def _lost(host: str) -> HostEnd:
-    """When is unknown: before anything that others did about it."""
     return HostEnd(
         host=host,
         exit_code=ExitCode.INFRASTRUCTURE,
         reason="it was lost: its node went away, or its pod was killed",
-        time_s=0.0,
+        time_s=math.inf,
     )
 
 
 def _blamed(ends: Sequence[HostEnd]) -> Sequence[HostEnd]:
-    """The same ends; hosts that JobSet stopped because another had failed are not taken for the cause."""
+    """The same ends; hosts that JobSet stopped because another had failed are not taken for the cause.
+
+    When a lost host was lost nobody knows. It comes after every failure that is known, whose host may only
+    have been quicker to say so, and before everything that was done about it.
+    """
     failures = [end.time_s for end in ends if end.exit_code == ExitCode.INFRASTRUCTURE and not end.collateral]
     first_s = min(failures, default=math.inf)
+    nobody_else = bool(failures) and math.isinf(first_s)
     return [
         dataclasses.replace(end, collateral=True)
-        if end.exit_code == ExitCode.PREEMPTED and end.time_s > first_s
+        if end.exit_code == ExitCode.PREEMPTED and (nobody_else or end.time_s > first_s)
         else end
         for end in ends
     ]

@@ -220,12 +220,8 @@ def _lead(pod: Pod, run: RunDir, notice: Notice) -> End:
         members.open(attempt)
         own = _agent(pod, attempt, lambda: _leaders_order(keeper, lookout, notice))
         if keeper.lost is not None:
-            lost = {
-                "exit_code": ExitCode.INFRASTRUCTURE,
-                "reason": keeper.lost.message,
-                "hint": keeper.lost.hint,
-            }
-            own = dataclasses.replace(own, **lost)
+            reason, hint = keeper.lost.message, keeper.lost.hint
+            own = dataclasses.replace(own, exit_code=ExitCode.INFRASTRUCTURE, reason=reason, hint=hint)
         told = _listen(members, pod, own)
         try:
             outcome = attempts.close_attempt(run, attempt, told, now=time.time())

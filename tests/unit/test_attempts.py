@@ -53,6 +53,8 @@ def fruitless(run: RunDir, *, job: str = "job-1", code: int = 75) -> None:
         (told(ended("s0-h0", 42, at_s=12.0), ended("s1-h0", 75)), 75, "s1-h0", "s1-h0 said 75"),
         (told(ended("s0-h0", 42), ended("s1-h0", 75, at_s=12.0)), 42, "s0-h0", "s0-h0 said 42"),
         (told(ended("s0-h0", 42)), 75, "s1-h0", "it was lost"),
+        (told(ended("s0-h0", 75)), 75, "s0-h0", "s0-h0 said 75"),
+        (told(ended("s0-h0", 1)), 1, "s0-h0", "s0-h0 said 1"),
         (
             told(ended("s0-h0", 75, collateral=True), ended("s1-h0", 75, at_s=11.0)),
             75,
