@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from launcher import waiting
 from launcher.storage_types import (
     READ_LIMIT_BYTES,
     Conflict,
@@ -28,11 +29,14 @@ from launcher.storage_types import (
     checked_prefix,
     denied,
 )
+from recipes.contract import ExitCode
 
 CALL_TIMEOUT_S = (10.0, 60.0)
 """To connect, and between bytes."""
 SLOWEST_UPLOAD_BYTES_PER_S = 2**17
 RETRY_TIMEOUT_S = 60.0
+DOWNLOADS = 3
+"""How often an object is fetched whose bytes do not fit its checksum."""
 Blobs = list[Any]
 Part = tuple[int, int, Any]
 """Of a log: offset, size, and the object."""
@@ -73,7 +77,7 @@ class GcsStorage:
         blob = self._blob(checked_path(path))
         with self._explained("read", path):
             # One whole download: its checksum is verified, and its header gives the generation it had.
-            data: bytes = blob.download_as_bytes(timeout=CALL_TIMEOUT_S, retry=_retry())
+            data = _downloaded(blob)
         if len(data) > limit_bytes:
             raise StorageError(
                 f"{self._where(path)} is larger than {limit_bytes} bytes",
@@ -159,17 +163,13 @@ class GcsStorage:
         def fetch(part: Part) -> bytes:
             start, size, blob = part
             skip = max(0, offset - start)
-            data: bytes = blob.download_as_bytes(
-                start=skip or None,
-                end=end - start - 1 if end < start + size else None,
-                timeout=CALL_TIMEOUT_S,
-                retry=_retry(),
-            )
-            return data
+            with self._explained("read", blob.name.removeprefix(self._prefix)):
+                return _downloaded(
+                    blob, start=skip or None, end=end - start - 1 if end < start + size else None
+                )
 
-        with self._explained("read", wanted[0][2].name if wanted else ""):
-            fetched = map(fetch, wanted) if len(wanted) == 1 else _fetchers().map(fetch, wanted)
-            return b"".join(fetched)[:limit_bytes]
+        fetched = map(fetch, wanted) if len(wanted) == 1 else _fetchers().map(fetch, wanted)
+        return b"".join(fetched)[:limit_bytes]
 
     def _parts(self, path: str) -> Parts:
         known = self._known_parts.pop(path, None)
@@ -243,10 +243,12 @@ class GcsStorage:
         """Turns what the service says into an error with a hint."""
         from google.api_core import exceptions as api
         from google.auth import exceptions as auth
+        from google.cloud.storage.exceptions import DataCorruption  # type: ignore[import-untyped]
 
         where = self._where(path)
         try:
-            yield
+            with waiting.named(f"gs://{self._bucket_name}"):
+                yield
         except api.NotFound as error:
             if action in ("list", "write") or "bucket does not exist" in str(error).lower():
                 raise StorageError(
@@ -259,6 +261,12 @@ class GcsStorage:
         except (api.Forbidden, api.Unauthorized, auth.RefreshError) as error:
             hint = f"this identity needs roles/storage.objectUser on gs://{self._bucket_name}"
             raise denied(action, where, _first_line(error), hint) from error
+        except DataCorruption as error:
+            raise StorageError(
+                f"{where} is damaged or changed on the way: its bytes do not fit its checksum",
+                hint="look at proxies on the way to the bucket, and try again",
+                exit_code=ExitCode.INFRASTRUCTURE,
+            ) from error
         except (api.GoogleAPIError, auth.GoogleAuthError, OSError) as error:
             raise Unavailable(
                 f"cannot {action} {where}: {_first_line(error)}",
@@ -270,6 +278,20 @@ class GcsStorage:
         with self._explained("read the location of", ""):
             bucket = _client().get_bucket(self._bucket_name, timeout=CALL_TIMEOUT_S, retry=_retry())
             return str(bucket.location or ""), [*(bucket.data_locations or ())]
+
+
+def _downloaded(blob: Any, **part: int | None) -> bytes:
+    """An object's bytes; tried again from the start when they do not fit their checksum."""
+    from google.cloud.storage.exceptions import DataCorruption
+
+    for tries_left in reversed(range(DOWNLOADS)):
+        try:
+            data: bytes = blob.download_as_bytes(**part, timeout=CALL_TIMEOUT_S, retry=_retry())
+            return data
+        except DataCorruption:
+            if not tries_left:
+                raise
+    raise AssertionError("the last try returns or raises")
 
 
 def _offset(part: Part) -> int:

@@ -1,148 +1,35 @@
-"""The command ``muster``: verbs, each in its own module and imported only when it is used.
+"""The command ``muster``; what it does is in :mod:`launcher.cli.app`.
 
     muster launch quickstart
 
-Every failure is one ``error:`` line, mostly with a ``hint:``, and an exit code of docs/exit-codes.md.
+Imports next to nothing, so that Ctrl-C is answered with one line from the first moment on.
 """
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
 
-import click
-from click.shell_completion import CompletionItem
-
-from launcher.cli import output
-from launcher.cli.quick import quick_start
-from recipes.contract import ExitCode
-from recipes.errors import UserError
-
-VERBS = {
-    "recipes": "List the recipes, or the options of a group.",
-    "show": "Show a recipe's values and where each comes from.",
-    "hardware": "List TPU generations and slices; explain an alias such as v6e-8.",
-    "plan": "Show what a launch would do, touching nothing.",
-    "doctor": "Check a recipe against its cluster, changing nothing.",
-    "launch": "Run a recipe to its end, or resume it.",
-    "replay": "Launch a run again as a new one, from what it recorded.",
-    "ls": "List the runs.",
-    "status": "Show how a run is doing.",
-    "logs": "Show the logs of a run's hosts.",
-    "stop": "Stop a run cleanly; it can be resumed.",
-    "gc": "Clear away what is left of runs in a cluster, after asking.",
-    "completion": "Print the completion script of a shell.",
-}
-"""Short help by verb; the module ``launcher.cli.VERB`` has the click command as ``command``."""
-
-INTERRUPTED = 130
-PIPE_CLOSED = 141
-
-
-class _Verbs(click.Group):
-    """A group whose commands are imported on use, so that help and completion stay fast."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(VERBS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        with quick_start():
-            command = importlib.import_module(f"launcher.cli.{cmd_name}").command
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        verb = args[0]
-        if verb not in VERBS and not verb.startswith("-") and not ctx.resilient_parsing:
-            from recipes.load import nearest
-
-            guess = nearest(verb, VERBS)
-            hint = f"did you mean `muster {guess}`?" if guess else "`muster --help` lists the verbs"
-            raise UserError(f"no verb {verb!r}", hint=hint)
-        return super().resolve_command(ctx, args)
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        if incomplete.startswith("-"):
-            return super().shell_complete(ctx, incomplete)
-        return [
-            CompletionItem(verb, help=text) for verb, text in VERBS.items() if verb.startswith(incomplete)
-        ]
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()
-            return result
-        except BrokenPipeError:
-            # The reader went away (`muster ls | head`): nothing more to say, also not at interpreter exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise click.exceptions.Exit(PIPE_CLOSED) from None
-
-
-def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            output.data(f"muster {version('muster-tpu')}")
-        except PackageNotFoundError:
-            output.data("muster, from a source tree that is not installed")
-        ctx.exit()
-
-
-@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
-@click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Print the version.",
-)
-def muster() -> None:
-    """Take a JAX training experiment from one line to a finished, resumable run on TPUs.
-
-    \b
-      muster launch quickstart            train a small model on this machine
-      muster plan llama3-8b-v5e-16x16     see what a launch would do
-      muster show llama3-8b-v5e-16x16     see every value and where it comes from
-    """
+from launcher.cli.interrupts import INTERRUPTED, ended_by_ctrl_c
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns the exit code."""
-    if "_MUSTER_COMPLETE" in os.environ:
-        import launcher.cli.completion  # noqa: F401  # registers how words are split and offered
     try:
-        result = muster.main(
-            list(sys.argv[1:] if argv is None else argv), prog_name="muster", standalone_mode=False
-        )
-    except UserError as failure:
-        output.user_error(failure)
-        return failure.exit_code
-    except click.UsageError as failure:
-        output.error(*_usage(failure))
-        return ExitCode.BAD_INPUT
-    except click.ClickException as failure:
-        output.error(failure.format_message())
-        return ExitCode.BAD_INPUT
-    except (click.Abort, KeyboardInterrupt):
+        with ended_by_ctrl_c():
+            _open_closed_streams()
+            from launcher.cli.app import run
+        return run(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        os.write(2, b"interrupted\n")
         return INTERRUPTED
-    return result if isinstance(result, int) else ExitCode.COMPLETE
 
 
-def _usage(failure: click.UsageError) -> tuple[str, str]:
-    verb = failure.ctx.command_path if failure.ctx else "muster"
-    message = failure.format_message().rstrip(".")
-    return message[:1].lower() + message[1:], f"`{verb} --help` describes it"
+def _open_closed_streams() -> None:
+    """After `>&-` the next file to be opened would be taken for the closed stream, by child processes too."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, mode, encoding="utf-8")  # noqa: SIM115  # for as long as the process
+            os.set_inheritable(stream.fileno(), True)
+            setattr(sys, name, stream)

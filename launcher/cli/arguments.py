@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import click
 
+from launcher.cli.interrupts import ended_by_ctrl_c
 from launcher.recipe_path import GROUPS, names, search_path
 from recipes.errors import UserError
 from recipes.load import keys
@@ -51,9 +52,11 @@ def recipe_arguments(*, required: bool = True) -> Decorator:
 def compose_recipe(recipe: str, overrides: Sequence[str], search: Sequence[Path]) -> Composed:
     """Composes, and tells the user what is worth knowing."""
     from launcher.cli import output
-    from launcher.compose import compose  # imports Hydra
 
-    composed = compose(recipe, overrides, search=search)
+    with ended_by_ctrl_c():
+        from launcher.compose import compose  # imports Hydra
+
+        composed = compose(recipe, overrides, search=search)
     for text in composed.notes:
         output.note(text)
     return composed

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,7 +78,7 @@ def command(
     check_inputs(resolved)
     finish = launch_local.launch(resolved, plan, restart_allowed=not no_restart, what=again, fork=fork)
     # The terminal may be gone; the exit code must not be lost with it.
-    with contextlib.suppress(OSError):
+    with output.not_essential():
         launch_local.report(plan, finish, again=again, as_json=as_json)
     click.get_current_context().exit(int(finish.exit_code))
 

@@ -6,11 +6,12 @@ terminal, whatever a file name, a run directory or an override contains.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TextIO
 
 import click
@@ -19,6 +20,10 @@ from launcher.text import printable
 from recipes.errors import UserError
 
 type Row = Sequence[str]
+
+
+class StdoutError(OSError):
+    """The answer cannot be written, though its reader is there: the disk is full, or the terminal gone."""
 
 
 def data(text: str) -> None:
@@ -90,4 +95,37 @@ def _label(stream: TextIO, text: str, color: str) -> str:
 
 def _write(stream: TextIO, text: str) -> None:
     encoding = stream.encoding or "ascii"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
+    except OSError as error:
+        _lost(stream, error)
+
+
+def flush() -> None:
+    """Hands over what was printed.
+
+    Raises:
+      BrokenPipeError: the reader went away, as in `muster ls | head`.
+      StdoutError: it cannot be written.
+    """
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _lost(sys.stdout, error)
+
+
+@contextlib.contextmanager
+def not_essential() -> Iterator[None]:
+    """Around talk of a verb whose exit code says more: whether anybody hears it does not change the code."""
+    with contextlib.suppress(OSError):
+        yield
+        flush()
+
+
+def _lost(stream: TextIO, error: OSError) -> None:
+    """``stream`` leads nowhere from now on, so that the interpreter does not complain of it once more."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    if stream is sys.stdout:
+        raise error if isinstance(error, BrokenPipeError) else StdoutError(error.errno, error.strerror)

@@ -14,13 +14,14 @@ import http.server
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 
 class Fault(enum.Enum):
     """Faults that are not a status code."""
 
     LOST_ANSWER = "the request is carried out, then the connection drops"
+    OTHER_BYTES = "the answer is one byte off, with the headers of the right one"
 
 
 class Weather:
@@ -29,6 +30,8 @@ class Weather:
     def __init__(self) -> None:
         self.url = ""
         self.requests = 0
+        self.damaged = ""
+        """Answers for objects whose name has this arrive with another first byte."""
         self._faults: deque[int | Fault] = deque()
         self._lock = threading.Lock()
 
@@ -76,7 +79,13 @@ def _handler(weather: Weather, upstream_url: str) -> type[http.server.BaseHTTPRe
             if fault is Fault.LOST_ANSWER:
                 self.close_connection = True
                 return None
-            return self._answer(*answer)
+            status, headers, data = answer
+            is_damaged = (
+                bool(weather.damaged) and weather.damaged in unquote(self.path) and self.command == "GET"
+            )
+            if data and (fault is Fault.OTHER_BYTES or is_damaged):
+                data = bytes([data[0] ^ 1]) + data[1:]
+            return self._answer(status, headers, data)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_any
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from launcher.cli import main
 from launcher.ledger import AttemptEnd
 from launcher.rundir import create_or_open
 from launcher.storage import open_storage
+from tests.local.faulty_gcs import faulty_gcs
 from tests.local.gcs_server import running_gcs_server
 from tests.unit.rundir_support import commit_checkpoint, make_recipe
 
@@ -58,3 +60,22 @@ def test_a_bucket_that_does_not_exist_is_one_error(root: str, capsys: pytest.Cap
         captured = capsys.readouterr()
         assert "error: bucket no-such-bucket does not exist" in captured.err
         assert "hint:" in captured.err
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+def test_one_damaged_object_leaves_the_other_runs_listed(
+    root: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("tiny", "tidy"):
+        create_or_open(open_storage(f"{root}/{name}"), make_recipe(), {})
+    with faulty_gcs(os.environ["STORAGE_EMULATOR_HOST"]) as weather:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", weather.url)
+        weather.damaged = "runs/tiny/recipe.yaml"
+        assert main(["ls", "--root", root, "--json"]) == 0
+        tidy, tiny = json.loads(capsys.readouterr().out)["runs"]
+        assert (tidy["name"], tidy["state"]) == ("tidy", "created")
+        assert (tiny["name"], tiny["state"]) == ("tiny", "damaged")
+        assert "tiny/recipe.yaml is damaged or changed on the way" in tiny["problem"]
+        assert main(["status", "tiny", "--root", root]) == 75
+        assert "tiny/recipe.yaml is damaged or changed on the way" in capsys.readouterr().err
+        storage_gcs._client_of(weather.url).close()

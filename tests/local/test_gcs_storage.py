@@ -203,6 +203,38 @@ def test_passing_trouble_is_waited_out(server: GcsServer, monkeypatch: pytest.Mo
         assert store.read_versioned("a") == (b"1", version)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+def test_bytes_that_change_on_the_way_are_fetched_again(
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_gcs(server.url) as weather:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", weather.url)
+        store = open_storage("gs://bucket/flipped")
+        version = store.create("a", b"right")
+        weather.plan(Fault.OTHER_BYTES, Fault.OTHER_BYTES)
+        assert store.read_versioned("a") == (b"right", version)
+        weather.damaged = "flipped/a"
+        weather.requests = 0
+        with pytest.raises(StorageError, match=r"gs://bucket/flipped/a is damaged or changed on the way"):
+            store.read("a")
+        assert weather.requests == storage_gcs.DOWNLOADS
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+def test_a_part_of_a_log_that_changes_on_the_way_is_named(
+    server: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with faulty_gcs(server.url) as weather:
+        monkeypatch.setenv("STORAGE_EMULATOR_HOST", weather.url)
+        store = open_storage("gs://bucket/flipped-log")
+        store.write_log("a.log", 0, b"one\n")
+        store.write_log("a.log", 4, b"two\n")
+        weather.damaged = "flipped-log/a.log.000000000000004?"
+        assert store.read_log("a.log", limit_bytes=4) == b"one\n"
+        with pytest.raises(StorageError, match=r"gs://bucket/flipped-log/a\.log\.000000000000004 is damaged"):
+            store.read_log("a.log")
+
+
 @pytest.mark.filterwarnings(
     "ignore::pytest.PytestUnraisableExceptionWarning"
 )  # urllib3 leaves the dead socket

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from launcher import cli
-from launcher.cli import output
+from launcher.cli import app, output
 from launcher.cli.show import yaml_scalar
 from launcher.compose import compose
 from launcher.recipe_yaml import plain_scalar
@@ -78,7 +78,7 @@ def test_cpu_time(words: Sequence[str], budget_s: float) -> None:
     assert cheapest < 2 * budget_s
 
 
-@pytest.mark.parametrize("verb", cli.VERBS)
+@pytest.mark.parametrize("verb", app.VERBS)
 def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, verb, "--help")
     assert (code, err) == (0, "")
@@ -253,17 +253,17 @@ def test_a_closed_pipe_is_no_error() -> None:
     os.close(reading)
     done = subprocess.run(command, env={**os.environ, "PYTHONPATH": repo}, stdout=writing, stderr=-1)
     os.close(writing)
-    assert (done.returncode, done.stderr) == (cli.PIPE_CLOSED, b"")
+    assert (done.returncode, done.stderr) == (app.PIPE_CLOSED, b"")
 
 
-def test_ctrl_c_is_quiet(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     @click.command()
     def command() -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("launcher.cli.recipes.command", command)
     code, out, err = run(capsys, "recipes")
-    assert (code, out, err.strip()) == (cli.INTERRUPTED, "", "")
+    assert (code, out, err.strip()) == (app.INTERRUPTED, "", "interrupted")
 
 
 def test_version() -> None:
@@ -271,7 +271,7 @@ def test_version() -> None:
 
 
 COMPLETIONS = [
-    (["muster", ""], list(cli.VERBS)),
+    (["muster", ""], list(app.VERBS)),
     (["muster", "pl"], ["plan"]),
     (["muster", "plan", "qu"], ["quickstart"]),
     (["muster", "launch", "qu"], ["quickstart"]),
