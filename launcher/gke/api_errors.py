@@ -98,8 +98,19 @@ def refusal(call: Call, status: int, body: bytes) -> ClusterError:
     return _refused(call, status, body, message)
 
 
+def is_untrusted(reason: str) -> bool:
+    """Whether a connection failed because the server's certificate is not one that the kubeconfig trusts."""
+    return "CERTIFICATE_VERIFY_FAILED" in reason
+
+
 def unreachable(context: str, server: str, reason: str) -> Unreachable:
     """No connection, or no answer in time."""
+    if is_untrusted(reason):
+        return Unreachable(
+            f"the certificate of {server} is not one that the kubeconfig trusts for cluster {context}:"
+            f" {one_line(_CONNECTION.sub('', reason))}",
+            hint="get the cluster's credentials again, or look at a proxy on the way",
+        )
     return Unreachable(
         f"cluster {context} does not answer at {server}: {one_line(_CONNECTION.sub('', reason))}",
         hint="look at the network, a VPN or proxy, and whether the cluster still exists",

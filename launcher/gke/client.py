@@ -10,13 +10,11 @@ second of imports and hide the bytes. Every call has a timeout, and idempotent o
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import json
-import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -24,7 +22,18 @@ from urllib.parse import quote, urlencode
 
 import yaml
 
-from launcher.gke.api_errors import Call, ClusterError, Conflicting, Missing, is_retried, refusal, unreachable
+from launcher import waiting
+from launcher.gke.api_errors import (
+    Call,
+    ClusterError,
+    Conflicting,
+    Missing,
+    is_retried,
+    is_untrusted,
+    refusal,
+    unreachable,
+)
+from launcher.gke.credentials import SUBPROCESS, check_certificates, credential_errors
 from launcher.gke.kubeconfig import choose_context
 from launcher.gke.names import FIELD_MANAGER
 from launcher.gke.objects import Object, Resource, items, text
@@ -215,8 +224,8 @@ class Cluster:
         return Call(context=self.context, namespace=self.namespace, verb=verb, resource=resource, name=name)
 
     def _path(self, resource: Resource, name: str = "") -> str:
-        path = resource.path(quote(self.namespace, safe=""))
-        return f"{path}/{quote(name, safe='')}" if name else path
+        path = resource.path(_quoted(self.namespace))
+        return f"{path}/{_quoted(name)}" if name else path
 
     def _request(
         self,
@@ -233,28 +242,29 @@ class Cluster:
         backoffs_s = self._backoffs_s if backoffs_s is None else backoffs_s
         given = {name: value for name, value in (query or {}).items() if value}
         url = f"{self.server}{path}" + (f"?{urlencode(given)}" if given else "")
-        for backoff_s in (*backoffs_s, None):
-            try:
-                # Its own retries and redirects are off: they would hide what happened.
-                answer = self._pool.request(
-                    method, url, headers=self._headers(headers or {}), body=body,
-                    timeout=self._timeout, retries=False,
-                )  # fmt: skip
-            except self._http_error as error:
-                if backoff_s is None:
-                    raise unreachable(self.context, self.server, str(error)) from error
-                self._sleep(backoff_s)
-                continue
-            data: bytes = answer.data
-            if 200 <= answer.status < 300:
-                return data
-            if backoff_s is None or not is_retried(answer.status, data):
-                raise refusal(call, answer.status, data)
-            self._sleep(max(backoff_s, _retry_after_s(answer.headers)))
+        with waiting.named(f"cluster {self.context} at {self.server}"):
+            for backoff_s in (*backoffs_s, None):
+                try:
+                    # Its own retries and redirects are off: they would hide what happened.
+                    answer = self._pool.request(
+                        method, url, headers=self._headers(headers or {}), body=body,
+                        timeout=self._timeout, retries=False,
+                    )  # fmt: skip
+                except self._http_error as error:
+                    if backoff_s is None or is_untrusted(str(error)):
+                        raise unreachable(self.context, self.server, str(error)) from error
+                    self._sleep(backoff_s)
+                    continue
+                data: bytes = answer.data
+                if 200 <= answer.status < 300:
+                    return data
+                if backoff_s is None or not is_retried(answer.status, data):
+                    raise refusal(call, answer.status, data)
+                self._sleep(max(backoff_s, _retry_after_s(answer.headers)))
         raise AssertionError("the last try returns or raises")
 
     def _headers(self, own: Mapping[str, str]) -> dict[str, str]:
-        with _credential_errors(self.context):
+        with credential_errors(self.context):
             # Renews a token that has expired.
             settings = self._configuration.auth_settings()
         auth = {each["key"]: each["value"] for each in settings.values() if each["value"]}
@@ -301,6 +311,11 @@ _PODS = Resource(group="", version="v1", plural="pods")
 _PODS_LOG = Resource(group="", version="v1", plural="pods/log")
 
 
+def _quoted(part: str) -> str:
+    """One part of a path, whatever is in it; dots alone would stand for another folder."""
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
+
+
 def _given(value: int | None) -> str:
     return "" if value is None else str(value)
 
@@ -326,13 +341,14 @@ def _object(body: bytes) -> Object:
 def _configuration(cluster: str | None) -> tuple[str, Any]:
     """The context's name and the official client's configuration of it."""
     from kubernetes.client import Configuration
-    from kubernetes.config import ConfigException, incluster_config, kube_config
+    from kubernetes.config import ConfigException, exec_provider, incluster_config, kube_config
 
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration: Any = Configuration()
     merger_of: Any = kube_config.KubeConfigMerger
     loader_of: Any = kube_config.KubeConfigLoader
     load_incluster: Any = incluster_config.load_incluster_config
+    vars(exec_provider)["subprocess"] = SUBPROCESS
     try:
         merged = merger_of(files).config
         if merged is None:
@@ -345,11 +361,14 @@ def _configuration(cluster: str | None) -> tuple[str, Any]:
             )
         context = choose_context(cluster, *_contexts(merged.value))
         loader = loader_of(merged, active_context=context, config_base_path=None)
-        with _credential_errors(context):
+        with credential_errors(context):
             loader.load_and_set(configuration)
+        check_certificates(configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
     except (ConfigException, yaml.YAMLError, OSError, ValueError, TypeError, AttributeError) as error:
+        is_another = isinstance(error, (TypeError, AttributeError))
+        reason = "it is not a kubeconfig" if is_another else one_line(str(error))
         raise UserError(
-            f"the kubeconfig {files} cannot be used: {one_line(str(error))}",
+            f"the kubeconfig {files} cannot be used: {reason}",
             hint="`kubectl config view` shows what is in it; KUBECONFIG names another",
         ) from error
     return context, configuration
@@ -360,23 +379,3 @@ def _contexts(config: object) -> tuple[Sequence[str], str]:
     nodes = config.get("contexts") if isinstance(config, Mapping) else None
     values = [getattr(node, "value", node) for node in nodes] if isinstance(nodes, list) else []
     return [text(value, "name") for value in values], text(config, "current-context")
-
-
-@contextlib.contextmanager
-def _credential_errors(context: str) -> Iterator[None]:
-    """The client only logs that a credential plugin failed, and goes on without credentials."""
-    said: list[str] = []
-    handler = logging.Handler(logging.ERROR)
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    handler.addFilter(lambda record: record.name == "root")
-    root = logging.getLogger()
-    root.addHandler(handler)
-    try:
-        yield
-    finally:
-        root.removeHandler(handler)
-    if said:
-        raise UserError(
-            f"no credentials for context {context}: {one_line(said[0])}",
-            hint="log in again; GKE contexts need `gcloud components install gke-gcloud-auth-plugin`",
-        )

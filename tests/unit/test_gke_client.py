@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.server
 import json
 import socket
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from launcher import waiting
+from launcher.gke import credentials
 from launcher.gke.api_errors import (
     Call,
     ClusterError,
@@ -206,6 +213,119 @@ def test_credentials_that_fail(kubeconfig: Path, capsys: pytest.CaptureFixture[s
     with pytest.raises(UserError, match=r"no credentials for context b: .*no-such-plugin"):
         connect("b", "ns")
     assert capsys.readouterr().err == ""
+
+
+def test_credentials_that_never_come(
+    kubeconfig: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plugin = tmp_path / "plugin"
+    plugin.write_text("#!/bin/sh\nexec sleep 100\n")
+    plugin.chmod(0o755)
+    kubeconfig.write_text(KUBECONFIG.replace("no-such-plugin", str(plugin)))
+    monkeypatch.setattr(credentials, "LIMIT_S", 0.3)
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
+    said: list[str] = []
+    waiting.say_by(said.append)
+    try:
+        with pytest.raises(UserError, match=f"the credential plugin {plugin} gave no credentials") as raised:
+            connect("b", "ns")
+    finally:
+        waiting.say_by(None)
+    assert raised.value.exit_code == 75
+    assert said == [f"waiting for the credential plugin {plugin}"]
+
+
+@pytest.mark.parametrize(
+    ("cluster", "user", "message"),
+    [
+        ("certificate-authority-data: bm9uc2Vuc2U=", "token: t", "certificate authority"),
+        ("certificate-authority-data: '!'", "token: t", ""),
+        ("certificate-authority: /no/such", "token: t", "/no/such"),
+        (
+            "insecure-skip-tls-verify: true",
+            "client-certificate-data: bm9uc2Vuc2U=, client-key-data: bm9uc2Vuc2U=",
+            "client certificate",
+        ),
+    ],
+)
+def test_certificates_that_are_none(kubeconfig: Path, cluster: str, user: str, message: str) -> None:
+    text = KUBECONFIG.replace('127.0.0.1:1"', f'127.0.0.1:1", {cluster}').replace("token: t}", f"{user}}}")
+    kubeconfig.write_text(text)
+    with pytest.raises(UserError) as raised:
+        connect(None, "ns")
+    assert raised.value.exit_code == 2
+    assert raised.value.message.startswith(f"the kubeconfig {kubeconfig} cannot be used: ")
+    assert message in raised.value.message
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0:root:/root:/bin/bash\n", "7", "[1, 2]"])
+def test_a_file_that_is_no_kubeconfig(kubeconfig: Path, text: str) -> None:
+    kubeconfig.write_text(text)
+    with pytest.raises(UserError, match="cannot be used: it is not a kubeconfig"):
+        connect(None, "ns")
+
+
+def test_a_server_that_is_not_the_one_trusted_is_no_matter_of_patience() -> None:
+    reason = "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate"
+    error = unreachable("ctx", "https://1.2.3.4", reason)
+    assert error.exit_code == 2
+    assert "is not one that the kubeconfig trusts for cluster ctx" in error.message
+
+
+@pytest.mark.parametrize(
+    ("namespace", "name", "path"),
+    [
+        ("..", "x/../../secrets", "/namespaces/%2E%2E/jobsets/x%2F..%2F..%2Fsecrets"),
+        ("a?b", ".", "/namespaces/a%3Fb/jobsets/%2E"),
+    ],
+)
+def test_names_stay_in_their_part_of_the_path(kubeconfig: Path, namespace: str, name: str, path: str) -> None:
+    with http_server() as (address, paths):
+        kubeconfig.write_text(KUBECONFIG.replace("https://127.0.0.1:1", address))
+        assert connect(None, namespace).get(JOBSETS, name) == {}
+    assert paths == [f"/apis/jobset.x-k8s.io/v1alpha2{path}"]
+
+
+def test_a_server_that_is_slow_is_spoken_of(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waiting, "PATIENCE_S", 0.05)
+    said: list[str] = []
+    waiting.say_by(said.append)
+    try:
+        with http_server(delay_s=0.3) as (address, _paths):
+            kubeconfig.write_text(KUBECONFIG.replace("https://127.0.0.1:1", address))
+            cluster = connect(None, "ns")
+            for _ in range(2):
+                cluster.get(JOBSETS, "r")
+    finally:
+        waiting.say_by(None)
+    assert said == [f"waiting for cluster a at {address}"]
+
+
+@contextlib.contextmanager
+def http_server(delay_s: float = 0.0) -> Iterator[tuple[str, list[str]]]:
+    """Answers ``{}`` to all; gives its address and the paths asked for."""
+    paths: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            paths.append(self.path)
+            time.sleep(delay_s)
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Quiet."""
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}", paths
+        finally:
+            server.shutdown()
+            thread.join()
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "apiVersion: v1", "contexts: 7", "contexts: [7, {name: a}]", ""])
