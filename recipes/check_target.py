@@ -33,6 +33,8 @@ _COMPUTED_ENV = re.compile(
     r"|PROCESS_ID|LOCAL_DEVICE_IDS|BACKEND_TARGET)|JOB_COMPLETION_INDEX|HOSTNAME|HOST_ADDRESS"
     r"|REPLICATED_JOB_NAME|XCLOUD_ENVIRONMENT"
 )
+_STARTING_ENV = ("LD_PRELOAD", "PATH", "PYTHONHOME", "PYTHONPATH", "PYTHONSTARTUP")
+"""What decides which program and which modules the agent in a pod is made of."""
 _TUNING_ENV = re.compile(r"TPU_(MIN_LOG_LEVEL|STDERR_LOG_LEVEL|LOG_DIR|VMODULE|PREMAPPED_BUFFER_.*)")
 """libtpu's own settings, which say nothing of who a host is."""
 
@@ -135,13 +137,13 @@ def _check_names(target: TargetConfig) -> Iterator[Problem]:
             fix = "write REPOSITORY@sha256:<64 hex digits>: a tag can change during a run (docs/image.md)"
             yield _problem(key, value, "is not an image by digest", fix)
     cluster = target.cluster
-    if cluster is not None and not (cluster.strip() == cluster != "" and cluster.isprintable()):
-        yield _problem(
-            "cluster", cluster, "is empty, or has control characters or blanks at an end", "remove them"
-        )
-    elif cluster is not None and len(cluster) > names.MAX_SUBDOMAIN:
+    if cluster is not None and len(cluster) > names.MAX_SUBDOMAIN:
         yield _problem(
             "cluster", cluster, f"is longer than {names.MAX_SUBDOMAIN} characters", "give a shorter one"
+        )
+    elif cluster is not None and not names.is_cluster(cluster):
+        yield _problem(
+            "cluster", cluster, "is empty, or has control characters or blanks at an end", "remove them"
         )
 
 
@@ -178,10 +180,12 @@ def _check_env(target: TargetConfig) -> Iterator[Problem]:
     for name, value in target.env.items():
         key = f"env.{name}"
         if fault := _env_name_fault(name):
-            yield _problem(key, None if names.looks_secret(name) else value, *fault)
-        elif names.looks_secret(name):
+            is_secret = names.looks_secret(name) or names.holds_password(value)
+            yield _problem(key, None if is_secret else value, *fault)
+        elif names.looks_secret(name) or names.holds_password(value):
             fix = f"keep it in a Kubernetes Secret, and set target.secrets.{name}=SECRET/KEY"
-            yield _problem(key, None, "looks like a secret, which everyone could read in the manifest", fix)
+            what = "looks like a secret" if names.looks_secret(name) else "has a password in an address"
+            yield _problem(key, None, f"{what}, which everyone could read in the manifest", fix)
         elif name in target.secrets:
             yield _problem(key, value, f"and target.secrets.{name} are both given", "keep one of them")
         elif "\0" in value:
@@ -201,6 +205,9 @@ def _env_name_fault(name: str) -> tuple[str, str] | None:
         return "is not the name of an environment variable", "use letters, digits and _, and no digit first"
     if _COMPUTED_ENV.fullmatch(name) and not _TUNING_ENV.fullmatch(name):
         return "is set by Muster, JobSet or Kubernetes for each host", "remove it"
+    if name in _STARTING_ENV:
+        reason = "is the image's own: with another value the agent in the pod may not start"
+        return reason, "remove it, and set it in the image (docs/image.md)"
     return None
 
 

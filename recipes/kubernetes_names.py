@@ -25,14 +25,21 @@ _IMAGE = re.compile(
     rf"(?P<repository>(?:{_HOST}/)?{_COMPONENT}(?:/{_COMPONENT})*)(?::{_TAG})?@sha256:[0-9a-f]{{64}}"
 )
 _SECRET = re.compile(
-    r"(^|_)TOKEN(_|$)|TOKEN$|SECRET|PASSWO?R?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE|AUTH)_?KEY",
+    r"(^|_)TOKEN(_|$)|TOKEN$|SECRET|PASSWO?R?D|PASSPHRASE|CREDENTIAL|(API|ACCESS|PRIVATE|AUTH)_?KEY"
+    r"|(?<![A-Za-z0-9])(KEY|PAT)S?$",
     re.IGNORECASE,
 )
+_URL_PASSWORD = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^/?#@:\s]*:[^/?#@\s]+@")
 
 
 def looks_secret(name: str) -> bool:
     """Whether a variable of this name holds what must be in no manifest, log or message."""
     return _SECRET.search(name) is not None
+
+
+def holds_password(value: str) -> bool:
+    """Whether there is an address ``scheme://user:password@host`` in it."""
+    return _URL_PASSWORD.search(value) is not None
 
 
 def is_dns_label(name: str) -> bool:
@@ -43,6 +50,11 @@ def is_dns_label(name: str) -> bool:
 def is_dns_subdomain(name: str, limit: int = MAX_SUBDOMAIN) -> bool:
     """A service account, a secret, a queue."""
     return len(name) <= limit and _SUBDOMAIN.fullmatch(name) is not None
+
+
+def is_cluster(name: str) -> bool:
+    """A context of a kubeconfig, which may be nearly anything, or the name of a cluster."""
+    return 0 < len(name) <= MAX_SUBDOMAIN and name.strip() == name and name.isprintable()
 
 
 def is_label_key(key: str) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import click
 
 from launcher.cli import output, runs
-from launcher.cli.jobsets import cluster_options, open_cluster, plain, table
+from launcher.cli.jobsets import cluster_options, list_runs, open_cluster, plain, table
 from launcher.storage import Storage, StorageError, is_remote, open_storage
 from recipes.contract import ExitCode
 from recipes.errors import UserError
@@ -83,13 +83,12 @@ def command(
     checkpoints are never touched.
     """
     from launcher.gke.gc import find_garbage, unused_bundles
-    from launcher.gke.owned import list_ours
 
     if bundles and root is None:
         raise click.UsageError(f"--bundles needs --root, or {runs.ROOT_VARIABLE}")
     api = open_cluster(cluster, namespace, everywhere=everywhere)
     asked = _Asked(root=_open(root), older_than_s=older_than, now=time.time(), everywhere=everywhere)
-    ours = list_ours(api, everywhere=everywhere)
+    ours = list_runs(api, everywhere=everywhere)
     garbage = find_garbage(ours, asked.root, now=asked.now, older_than_s=older_than)
     code = unused_bundles(asked.root, _waiting(api, ours), now=asked.now) if bundles and asked.root else ()
     if not as_json:

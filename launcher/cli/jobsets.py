@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import typing
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,13 +10,28 @@ from typing import Any
 import click
 
 from launcher.cli import output, runs
+from recipes import kubernetes_names
 
 if typing.TYPE_CHECKING:
     from launcher.gke.client import Cluster
+    from launcher.gke.objects import Object
     from launcher.gke.owned import Owned
 
 DEFAULT_NAMESPACE = "default"
 HEADER = ("RUN", "STATE", "RESTARTS", "SLICES", "CHIPS", "AGE", "QUEUE", "RUN DIRECTORY")
+
+
+def _namespace(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    if given is not None and not kubernetes_names.is_dns_label(given):
+        rule = "lower-case letters, digits and hyphens, at most 63, no hyphen at an end"
+        raise click.BadParameter(f"{given!r} is not a namespace; use {rule}")
+    return given
+
+
+def _cluster(_ctx: click.Context, _parameter: click.Parameter, given: str | None) -> str | None:
+    if given is not None and not kubernetes_names.is_cluster(given):
+        raise click.BadParameter(f"{given!r} is not a cluster; give a context of the kubeconfig, or its name")
+    return given
 
 
 def cluster_options[F: Callable[..., Any]](function: F) -> F:
@@ -26,10 +42,14 @@ def cluster_options[F: Callable[..., Any]](function: F) -> F:
             "--namespace",
             "-n",
             metavar="NAMESPACE",
+            callback=_namespace,
             help=f"Of the JobSets; {DEFAULT_NAMESPACE} unless given.",
         ),
         click.option(
-            "--cluster", metavar="CLUSTER", help="As target.cluster: the current context unless given."
+            "--cluster",
+            metavar="CLUSTER",
+            callback=_cluster,
+            help="As target.cluster: the current context unless given.",
         ),
     ):
         function = option(function)
@@ -49,14 +69,33 @@ def open_cluster(cluster: str | None, namespace: str | None, *, everywhere: bool
     return connect(cluster, namespace or DEFAULT_NAMESPACE)
 
 
+def list_runs(cluster: Cluster, *, everywhere: bool) -> Sequence[Object]:
+    """The JobSets that are Muster's, by namespace and name.
+
+    Raises:
+      Missing: there is no such namespace, as far as the user may see.
+    """
+    from launcher.gke.api_errors import Denied, no_namespace
+    from launcher.gke.objects import NAMESPACES
+    from launcher.gke.owned import list_ours
+
+    found = list_ours(cluster, everywhere=everywhere)
+    if not found and not everywhere:
+        # An empty list is all that the API has to say of a namespace that does not exist.
+        with contextlib.suppress(Denied):
+            if cluster.get(NAMESPACES, cluster.namespace) is None:
+                raise no_namespace(cluster.context, cluster.namespace)
+    return found
+
+
 def show_runs(
     cluster: str | None, namespace: str | None, *, everywhere: bool, now: float, as_json: bool
 ) -> None:
     """``muster ls`` of a cluster."""
-    from launcher.gke.owned import describe, list_ours
+    from launcher.gke.owned import describe
 
     api = open_cluster(cluster, namespace, everywhere=everywhere)
-    found = [describe(each) for each in list_ours(api, everywhere=everywhere)]
+    found = [describe(each) for each in list_runs(api, everywhere=everywhere)]
     where = "all namespaces" if everywhere else f"namespace {api.namespace}"
     if as_json:
         output.data_json(

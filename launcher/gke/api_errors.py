@@ -118,6 +118,14 @@ def unreachable(context: str, server: str, reason: str) -> Unreachable:
     )
 
 
+def no_namespace(context: str, namespace: str) -> Missing:
+    return Missing(
+        f"there is no namespace {namespace} in cluster {context}",
+        hint="correct target.namespace or --namespace, or have the namespace made",
+        status=404,
+    )
+
+
 def _forbidden(call: Call, message: str) -> Denied:
     user = _USER.search(message)
     who = user[1] if user else "this user"
@@ -132,11 +140,7 @@ def _forbidden(call: Call, message: str) -> Denied:
 
 def _missing(call: Call, body: bytes, message: str) -> Missing:
     if text(_status(body), "details", "kind") == "namespaces":
-        return Missing(
-            f"there is no namespace {call.namespace} in cluster {call.context}",
-            hint="correct target.namespace, or have the namespace made",
-            status=404,
-        )
+        return no_namespace(call.context, call.namespace)
     if call.resource is not None and not text(_status(body), "details", "name"):
         return _not_served(call, call.resource)
     return Missing(f"there is no {call.what()} in {call.where()}: {message}", status=404)

@@ -36,6 +36,7 @@ JOBSETS = Resource(group=names.GROUP, version=names.VERSION, plural=names.PLURAL
 JOBS = Resource(group="batch", version="v1", plural="jobs")
 PODS = Resource(group="", version="v1", plural="pods")
 EVENTS = Resource(group="", version="v1", plural="events")
+NAMESPACES = Resource(group="", version="v1", plural="namespaces", namespaced=False)
 WORKLOADS = tuple(
     Resource(group="kueue.x-k8s.io", version=version, plural="workloads")
     for version in ("v1beta2", "v1beta1")

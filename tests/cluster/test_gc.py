@@ -49,8 +49,11 @@ class Runs:
         self.cluster, self.root, self._capsys = cluster, root, capsys
 
     def muster(self, *words: str) -> Answer:
+        return self.muster_in(self.cluster.namespace, *words)
+
+    def muster_in(self, namespace: str, *words: str) -> Answer:
         self._capsys.readouterr()
-        code = cli.main([*words, "--cluster", ADMIN, "-n", self.cluster.namespace])
+        code = cli.main([*words, "--cluster", ADMIN, "-n", namespace])
         captured = self._capsys.readouterr()
         return Answer(code=code, out=captured.out, err=captured.err)
 
@@ -281,3 +284,12 @@ def test_gc_everywhere(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.out.split()[:2] == ["NAMESPACE", "RUN"]
     assert f"{runs.cluster.namespace}  done" in captured.out
     assert runs.cluster.jobset("done") is None
+
+
+def test_a_namespace_that_does_not_exist_is_no_empty_one(runs: Runs) -> None:
+    for verb in ("ls", "gc"):
+        answer = runs.muster(verb)
+        assert answer.code == 0 and "there is no namespace" not in answer.err
+        answer = runs.muster_in("no-such-namespace", verb)
+        assert (answer.code, answer.out) == (2, "")
+        assert f"error: there is no namespace no-such-namespace in cluster {ADMIN}\nhint: " in answer.err

@@ -13,7 +13,7 @@ from recipes.check import check
 from recipes.check_target import MAX_ENV_BYTES, launch_problems
 from recipes.errors import RecipeError
 from recipes.fingerprint import changes, fingerprint
-from recipes.kubernetes_names import is_image_by_digest, is_label_key, looks_secret
+from recipes.kubernetes_names import holds_password, is_image_by_digest, is_label_key, looks_secret
 from recipes.load import flatten, nest, recipe_from_dict, recipe_to_dict
 from recipes.schema import Recipe
 
@@ -187,3 +187,51 @@ def test_names_at_their_limits() -> None:
     assert not is_label_key("/b") and not is_label_key("a/")
     assert is_image_by_digest(f"{'a' * 255}{DIGEST}") and not is_image_by_digest(f"{'a' * 256}{DIGEST}")
     assert looks_secret("github_token") and looks_secret("DBPASSWD") and not looks_secret("TOKENIZER")
+
+
+@pytest.mark.parametrize(
+    "name", ["WANDB_KEY", "key", "GITHUB_PAT", "PAT", "DB_PASSWD", "MYSQL_PASSWD_OLD", "SSH_KEYS", "API-KEY"]
+)
+def test_names_that_tell_of_a_secret(name: str) -> None:
+    assert looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["XLA_FLAGS", "KEYBOARD", "MONKEY", "PATIENCE", "KEY_COUNT", "PATH", "FORMAT"]
+)
+def test_names_that_tell_of_none(name: str) -> None:
+    assert not looks_secret(name)
+
+
+@pytest.mark.parametrize(
+    ("value", "holds"),
+    [
+        ("postgres://me:hunter2@db:5432/x", True),
+        ("redis://:hunter2@cache", True),
+        ("a http://u:p@proxy:3128 b", True),
+        ("https://host:443/a@b", False),
+        ("https://user@host", False),
+        ("gs://bucket/a:b@c", False),
+        ("http://host:80?x=a@b", False),
+    ],
+)
+def test_passwords_in_addresses(value: str, holds: bool) -> None:
+    assert holds_password(value) == holds
+
+
+def test_a_password_in_an_address_is_refused_and_not_shown() -> None:
+    (problem,) = check(recipe_of(GKE, {"env": {"DATABASE": "postgres://me:hunter2@db/x"}}))
+    assert problem.key == "target.env.DATABASE" and problem.value is None
+    assert "password" in problem.reason and "target.secrets.DATABASE" in problem.fix
+
+
+@pytest.mark.parametrize("name", ["PATH", "PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "LD_PRELOAD"])
+@pytest.mark.parametrize("key", ["env", "secrets"])
+def test_what_the_agent_starts_with_is_the_images(key: str, name: str) -> None:
+    (problem,) = check(recipe_of(GKE, {key: {name: "a/b"}}))
+    assert problem.key == f"target.{key}.{name}" and "agent" in problem.reason
+
+
+@pytest.mark.parametrize("name", ["HOME", "LD_LIBRARY_PATH", "PYTHONUNBUFFERED"])
+def test_what_the_agent_starts_without_is_the_users(name: str) -> None:
+    assert check(recipe_of(GKE, {"env": {name: "/a"}})) == []
