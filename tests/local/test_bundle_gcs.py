@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher import storage_gcs
-from launcher.bundle import bundle_path, fetch, make_bundle, upload
+from launcher.bundle import bundle_path, fetch, is_uploaded, make_bundle, upload
 from launcher.storage import Storage, StorageError, open_storage
 from recipes.errors import UserError
 from tests.local.faulty_gcs import Fault, Weather, faulty_gcs
@@ -90,7 +90,7 @@ def weather(monkeypatch: pytest.MonkeyPatch) -> Iterator[Weather]:
 def test_unchanged_code_costs_one_small_request(code: Path, weather: Weather, root: str) -> None:
     assert upload(open_storage(root), make_bundle(code)) is True
     before = weather.requests
-    assert upload(open_storage(root), make_bundle(code)) is False
+    assert is_uploaded(open_storage(root), make_bundle(code).digest)
     assert weather.requests - before == 1
 
 
@@ -113,7 +113,7 @@ def test_an_archive_larger_than_one_upload_request(tmp_path: Path, storage: Stor
     bundle = make_bundle(tmp_path / "code")
     assert upload(storage, bundle) is True
     assert (fetch(storage, bundle.digest, tmp_path / "into") / "noise").stat().st_size == 20 * 2**20
-    assert upload(storage, bundle) is False
+    assert is_uploaded(storage, bundle.digest)
 
 
 def workers(count: int, code: Path, root: str) -> list[subprocess.Popen[str]]:
