@@ -24,6 +24,7 @@ from recipes.errors import UserError
 MAX_FILES = 50_000
 """More is data, or the wrong folder."""
 SHOWN_CHARS = 160
+KERNEL_FOLDERS = ("/proc", "/sys", "/dev")
 
 SECRET_FOLDERS = (".aws", ".azure", ".docker", ".gnupg", ".kube", ".ssh", "gcloud")
 SECRET_NAMES = (
@@ -98,6 +99,7 @@ def find_tree(folder: Path) -> Tree:
         raise UserError(f"there is no folder {folder}", hint="start in the folder with the code")
     skipped: list[Skipped] = []
     if not any(os.path.lexists(parent / ".git") for parent in (folder, *folder.parents)):
+        _check_is_code(folder)
         names = dict.fromkeys(_below(folder), _Known.UNTRACKED)
         files = _sources(folder, names, skipped)
         return Tree(root=folder, files=files, skipped=tuple(skipped), commit=None, dirty=None)
@@ -106,6 +108,17 @@ def find_tree(folder: Path) -> Tree:
     commit = listing.add(root, "")
     files = _sources(root, listing.names, skipped)
     return Tree(root=root, files=files, skipped=tuple(skipped), commit=commit, dirty=listing.dirty)
+
+
+def _check_is_code(folder: Path) -> None:
+    """Refuses folders outside git that hold everything else too."""
+    kernels = [Path(each) for each in KERNEL_FOLDERS]
+    is_home = folder == Path(os.path.realpath(os.path.expanduser("~")))
+    if folder == Path(folder.anchor) or is_home or any(folder.is_relative_to(each) for each in kernels):
+        raise UserError(
+            f"the code of this launch would be all of {shown(str(folder))}",
+            hint="start in the folder with the code, or set target.ship_code=false",
+        )
 
 
 def shown(name: str) -> str:
@@ -265,7 +278,10 @@ def _source(root: Path, name: str, skipped: list[Skipped]) -> Source | None:
             skipped.append(Skipped(name=name, reason="a link out of the tree"))
             return None
         return Source(name=name, size_bytes=0, executable=False, link=link)
+    if stat.S_ISDIR(status.st_mode):
+        return None
     if not stat.S_ISREG(status.st_mode):
+        skipped.append(Skipped(name=name, reason="neither a file nor a link"))
         return None
     return Source(
         name=name, size_bytes=status.st_size, executable=bool(status.st_mode & stat.S_IXUSR), link=None

@@ -33,7 +33,7 @@ from omegaconf.errors import OmegaConfBaseException
 from launcher import free_form
 from launcher.origins import DEFAULT, OVERRIDE, Layer, ignored_choices, origins_of
 from launcher.overrides import GrammarError, Override, read_overrides
-from launcher.recipe_path import GROUPS, describe, find, label, locate, names
+from launcher.recipe_path import GROUPS, describe, find, label, locate, names, not_a_file
 from launcher.recipe_yaml import RecipeFile, read_recipe_file
 from recipes.check import check
 from recipes.errors import Problem, RecipeError, UserError
@@ -96,6 +96,26 @@ def compose(name: str, overrides: Sequence[str], *, search: Sequence[Path] = ())
         origins=complete | {"name": label(layers[-1].path)},
         notes=ignored_choices(layers, parsed.overrides, origins),
     )
+
+
+def recompose(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A complete recipe with ``key=value`` overrides; it has no groups any more.
+
+    Raises:
+      RecipeError: all problems.
+    """
+    parsed = read_overrides(overrides, (), _grammar)
+    flat = flatten(recipe_to_dict(recipe)) | {each.key: each.value for each in parsed.overrides}
+    for entry in parsed.entries:
+        others = {} if entry.name is None else {**flat[entry.node]}
+        if entry.name is not None and entry.value is not None:
+            others[entry.name] = entry.value
+        elif entry.name is not None:
+            others.pop(entry.name, None)
+        flat[entry.node] = others
+    changed = [*(each.key for each in parsed.overrides), *(each.key for each in parsed.entries)]
+    origins = dict.fromkeys(changed, OVERRIDE)
+    return _checked(nest(flat), origins, parsed.problems)
 
 
 def _leaves(recipe: Recipe) -> Iterator[str]:
@@ -306,6 +326,8 @@ def _explain(name: str, error: Exception, folders: Sequence[Path]) -> UserError:
     wanted = error.missing_cfg_file if isinstance(error, MissingConfigException) else None
     if wanted:
         group, _, option = wanted.rpartition("/")
+        if there := not_a_file(folders, option, group):
+            return UserError(f"recipe {name}: {there} is not a file", hint="make it a file, or move it away")
         guess = nearest(option, names(folders, group or None))
         what = f"group {group} has no option" if group else "no recipe"
         return UserError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.recipe_path import GROUPS, describe, find, names
+from launcher.recipe_path import GROUPS, describe, find, names, not_a_file
 from launcher.recipe_yaml import interpolation_problem
 from recipes.errors import Problem
 from recipes.kubernetes_names import looks_secret
@@ -241,6 +241,8 @@ def _refuse_edits(key: str, raw: str, has_value: bool, folders: Sequence[Path]) 
 def _check_option(group: str, value: object, raw: str, folders: Sequence[Path]) -> None:
     if isinstance(value, str) and find(folders, value, group):
         return
+    if there := not_a_file(folders, str(value), group):
+        raise _RefusedError(group, _short(raw), f"is no option: {there} is not a file", "make it a file")
     options = names(folders, group)
     guess = nearest(str(value), options)
     listed = f"one of {', '.join(options)}; searched {describe(folders)}"

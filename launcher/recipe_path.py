@@ -73,12 +73,21 @@ def find(folders: Sequence[Path], name: str, group: str | None = None) -> Path |
     return next((path for path in candidates if path.is_file()), None)
 
 
+def not_a_file(folders: Sequence[Path], name: str, group: str | None = None) -> str:
+    """What has the name that was looked for, and is a folder or a device; empty when nothing has it."""
+    if not NAME_PATTERN.fullmatch(name):
+        return ""
+    candidates = (folder / (group or "") / f"{name}.yaml" for folder in folders)
+    return next((label(path) for path in candidates if os.path.lexists(path)), "")
+
+
 def names(folders: Sequence[Path], group: str | None = None) -> list[str]:
     """Names of all recipes, or of a group's options, sorted."""
     found: set[str] = set()
     for folder in folders:
         try:
-            files = os.listdir(folder / (group or ""))
+            with os.scandir(folder / (group or "")) as found_there:
+                files = [entry.name for entry in found_there if entry.is_file()]
         except OSError:
             continue
         found.update(
@@ -109,6 +118,8 @@ def locate(name: str, extra: Sequence[Path] = ()) -> tuple[str, tuple[Path, ...]
     folders = search_path(extra)
     if find(folders, name):
         return name, folders
+    if there := not_a_file(folders, name):
+        raise UserError(f"no recipe {name!r}: {there} is not a file", hint="make it a file, or move it away")
     guess = nearest(name, names(folders))
     raise UserError(
         f"no recipe {name!r} (searched {describe(folders)})",
@@ -123,6 +134,8 @@ def _locate_file(name: str, extra: Sequence[Path]) -> tuple[str, tuple[Path, ...
     except (OSError, ValueError):
         is_file = False
     if not is_file:
+        if "\0" not in name and os.path.lexists(name):
+            raise UserError(f"recipe file {name!r} is not a file", hint="give the path of a .yaml file")
         raise UserError(f"no recipe file {name!r}", hint="give a recipe's name or the path of a .yaml file")
     if path.suffix != ".yaml" or not NAME_PATTERN.fullmatch(path.stem):
         raise UserError(

@@ -154,6 +154,7 @@ def test_pipes_and_sockets_are_no_code(tmp_path: Path) -> None:
     write(tmp_path, {"a.py": ""})
     os.mkfifo(tmp_path / "pipe")
     assert names(tmp_path) == ["a.py"]
+    assert skipped(tmp_path) == {"pipe": "neither a file nor a link"}
 
 
 SECRETS = [
@@ -269,3 +270,25 @@ def test_too_many_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 def test_no_such_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no folder"):
         make_bundle(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("folder", ["/", "/proc", "/proc/self", "/sys", "/dev"])
+def test_a_folder_of_everything_is_no_code(folder: str) -> None:
+    if not Path(folder).is_dir():
+        pytest.skip(f"there is no {folder} here")
+    with pytest.raises(UserError, match=r"the code of this launch would be all of /") as caught:
+        find_tree(Path(folder))
+    assert "start in the folder with the code" in caught.value.hint
+
+
+def test_the_home_folder_is_code_only_as_a_repository(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"a.py": "", "project/b.py": ""})
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match="the code of this launch would be all of"):
+        find_tree(tmp_path)
+    assert names(tmp_path / "project") == ["b.py"]
+    repo = repository(tmp_path / "other", {"a.py": ""})
+    monkeypatch.setenv("HOME", str(repo))
+    assert names(repo) == ["a.py"]
