@@ -37,6 +37,8 @@ MAX_LIMIT_BYTES = 512 * 2**20
 ARCHIVE_LIMIT_BYTES = MAX_LIMIT_BYTES + MAX_FILES * 4096
 """What a host unpacks at most: files and their headers."""
 NUM_LARGEST = 5
+NUM_LEFT_OUT = 5
+"""Named, of what is not sent."""
 GZIP_LEVEL = 4
 """A quarter of the time of the highest level, for 4 % more bytes of source code."""
 
@@ -95,6 +97,13 @@ def make_bundle(folder: Path, *, limit_bytes: int = LIMIT_BYTES) -> Bundle:
         dirty=tree.dirty,
         skipped=tree.skipped,
     )
+
+
+def left_out(skipped: Sequence[Skipped]) -> Sequence[str]:
+    """What is not in a bundle and might be missed, for people."""
+    more = len(skipped) - NUM_LEFT_OUT
+    lines = [f"not sent to the hosts: {each}" for each in skipped[:NUM_LEFT_OUT]]
+    return [*lines, f"not sent to the hosts: {more:,} more"] if more > 0 else lines
 
 
 def is_uploaded(storage: Storage, digest: str) -> bool:

@@ -169,6 +169,22 @@ def release(storage: Storage, held: Held) -> None:
         _rewrite(storage, held, dataclasses.replace(held.lease, released=True))
 
 
+def job_owner(uid: str) -> str:
+    """Id under which the pods of a cluster's job hold the lease.
+
+    Args:
+      uid: of the job.
+    """
+    return f"jobset-{uid}"
+
+
+def release_of(storage: Storage, owner_id: str) -> None:
+    """Frees the lease of an owner that certainly runs no more; nothing happens when it is another's."""
+    found = _read(storage)
+    if found and found[0].owner.id == owner_id and not found[0].released:
+        release(storage, Held(lease=found[0], version=found[1]))
+
+
 def _rewrite(storage: Storage, held: Held, lease: Lease) -> Held:
     try:
         version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=held.version)

@@ -33,6 +33,10 @@ READERS = 32
 """Objects of hosts read at once."""
 
 
+class DamagedRecipe(StorageError):
+    """A recipe that cannot be read, or was edited."""
+
+
 class RunDir:
     """One run. Cheap to make: nothing is read before it is asked for."""
 
@@ -48,8 +52,17 @@ class RunDir:
         return RunPath.RECIPE in self.storage.children()
 
     def recipe(self) -> Recipe:
-        """The recipe that the run was created with."""
-        return read_recipe(self.storage, RunPath.RECIPE)
+        """The recipe that the run was created with.
+
+        Raises:
+          DamagedRecipe: it cannot be used; the hint names a copy that can, if there is one.
+        """
+        try:
+            return read_recipe(self.storage, RunPath.RECIPE)
+        except DamagedRecipe as error:
+            if copy := self._good_copy():
+                error.hint = f"restore it: copy {self.url}/{copy} over it"
+            raise
 
     def fork(self) -> Fork | None:
         """Which checkpoint of another run it began with; None when it is no fork."""
@@ -63,6 +76,23 @@ class RunDir:
             return ledger.read_record(self.storage, RunPath.LOCK, Mapping[str, Any])  # type: ignore[type-abstract]
         except NotFound:
             return {}
+
+    def launches(self) -> Sequence[str]:
+        """Paths of the recipes that were launched onto a cluster, newest first."""
+        times = self.storage.modified(RunPath.LAUNCHES)
+        newest = sorted(times, key=lambda name: (times[name], name), reverse=True)
+        return [f"{RunPath.LAUNCHES}/{name}" for name in newest]
+
+    def _good_copy(self) -> str | None:
+        # Only recipe.yaml itself says what a fork began with.
+        if RunPath.FORK in self.storage.children():
+            return None
+        attempts = [self.attempt_recipe_path(number) for number in reversed(self.attempts())]
+        for path in (*self.launches(), *attempts):
+            with contextlib.suppress(StorageError):
+                read_recipe(self.storage, path)
+                return path
+        return None
 
     # Attempts
 
@@ -259,9 +289,7 @@ def create_or_open(
         if fork is not None:
             raise _exists_already(storage.url, recipe.run_name) from None
         created, fork = False, run.fork()
-    found = () if created else changes(run.recipe(), recipe)
-    if any(change.effect is Effect.EXPERIMENT for change in found):
-        raise _another_experiment(storage, found)
+    found = () if created else safe_changes(run, recipe)
     # Also after a launcher that died between the two writes: nothing has run yet, so this is the truth.
     with contextlib.suppress(Exists):
         storage.create(RunPath.LOCK, ledger.encode(dict(lock)))
@@ -269,6 +297,18 @@ def create_or_open(
         with contextlib.suppress(Exists):
             storage.create(RunPath.FORK, ledger.encode(fork))
     return Opened(run=run, created=created, changes=tuple(found))
+
+
+def safe_changes(run: RunDir, recipe: Recipe) -> Sequence[Change]:
+    """How a recipe differs from that of an existing run.
+
+    Raises:
+      UserError: it is another experiment; the message names every key that differs.
+    """
+    found = changes(run.recipe(), recipe)
+    if any(change.effect is Effect.EXPERIMENT for change in found):
+        raise _another_experiment(run.storage, found)
+    return found
 
 
 def encode_recipe(recipe: Recipe, fork: Fork | None = None) -> bytes:
@@ -295,16 +335,17 @@ def read_recipe(storage: Storage, path: str) -> Recipe:
 
     Raises:
       NotFound: there is none.
-      UserError: it is damaged, edited by hand, or of a newer version; the message names it.
+      DamagedRecipe: it is damaged or was edited by hand; the message names it.
+      StorageError: it is of a newer version.
     """
     where = f"{storage.url}/{path}"
     header, data = _read_document(storage, path)
     try:
         recipe = recipe_from_dict(data)
     except UserError as error:
-        raise StorageError(f"{where} is damaged: {error.message}", hint="restore it from a copy") from error
+        raise DamagedRecipe(f"{where} is damaged: {error.message}", hint="restore it from a copy") from error
     if fingerprint(recipe) != header.get("fingerprint"):
-        raise StorageError(
+        raise DamagedRecipe(
             f"{where} does not match its fingerprint: it was edited",
             hint="undo the edit; to change a key, launch with an override",
         )
@@ -317,12 +358,12 @@ def _read_document(storage: Storage, path: str) -> tuple[Mapping[str, Any], obje
     try:
         data = yaml.safe_load(storage.read(path))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
-        raise StorageError(
+        raise DamagedRecipe(
             f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"
         ) from error
     header = data.pop(RECIPE_HEADER, None) if isinstance(data, dict) else None
     if not isinstance(header, dict) or not isinstance(header.get("schema_version"), int):
-        raise StorageError(
+        raise DamagedRecipe(
             f"{where} has no {RECIPE_HEADER} header", hint="it is damaged or was not written by Muster"
         )
     if header["schema_version"] > SCHEMA_VERSION:
@@ -355,15 +396,11 @@ def _another_experiment(storage: Storage, found: Sequence[Change]) -> UserError:
     lines = [
         f"  {change.key:<{width}}  {change.old} -> {change.new}  ({change.effect.value})" for change in found
     ]
-    saved = committed_step(storage) >= 0
-    other = (
-        "start NEW from this run's checkpoint with --fork NEW"
-        if saved
-        else "remove it: nothing is saved there"
-    )
+    # Not to remove it, though nothing may be saved there: it may have been submitted a moment ago.
+    fork = ", or start NEW from this run's checkpoint with --fork NEW" if committed_step(storage) >= 0 else ""
     return UserError(
         f"{storage.url} holds another experiment; what differs:\n" + "\n".join(lines),
-        hint=f"choose another name with run.name=NEW, or {other}",
+        hint=f"choose another name with run.name=NEW{fork}",
     )
 
 

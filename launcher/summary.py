@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import lease
-from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
-from launcher.rundir import RunDir, committed_step
+from launcher.ledger import AttemptEnd, Damaged, Heartbeat, HostRecord, StopRequest
+from launcher.rundir import DamagedRecipe, RunDir, committed_step
 from launcher.storage_types import Names
 from recipes.contract import ExitCode, Phase, RunPath, host_name
+from recipes.schema import Recipe
 
 MANY_HOSTS = 64
 """With more, only the hosts that matter are read."""
@@ -24,7 +25,7 @@ class RunState(enum.StrEnum):
     """It has a directory and has never started."""
     RUNNING = "running"
     STOPPED = "stopped"
-    """Ended cleanly because somebody asked; launching it again resumes it."""
+    """Nobody acts on it, because somebody asked; launching it again resumes it."""
     PREEMPTED = "preempted"
     """Ended cleanly after a notice; launching it again resumes it."""
     FAILED = "failed"
@@ -91,29 +92,32 @@ class RunSummary:
     """What could not be read and was passed over."""
 
 
-def summary(run: RunDir, now: float, *, all_hosts: bool = False) -> RunSummary:
+def summary(
+    run: RunDir, now: float, *, all_hosts: bool = False, stand_in: Recipe | None = None
+) -> RunSummary:
     """Reads the run.
 
     Args:
       run: where it is.
       now: Unix time.
       all_hosts: read every host, however many there are.
+      stand_in: another copy of the recipe. With it a damaged recipe or lease is named and passed over.
 
     Raises:
       NotFound: there is no run here.
       UserError: the recipe or the lease is damaged; the message names it.
     """
-    recipe = run.recipe()
+    damaged: Names = []
+    recipe = _recipe(run, stand_in, damaged)
     attempts = run.attempts()
     attempt = attempts[-1] if attempts else 0
-    damaged: Names = []
     end = run.attempt_end(attempt, damaged) if attempt else None
     times = run.beat_times()
     only = None if all_hosts or len(times) <= MANY_HOSTS else hosts_that_matter(times, end)
     records = run.hosts(attempt, damaged, only=only) if attempt else ()
     read = run.heartbeats(damaged, only=only or times)
     beats = {beat.host: beat for beat in read if beat.attempt == attempt}
-    holder = lease.read(run.storage)
+    holder = _holder(run, damaged, refuse=stand_in is None)
     held = lease.is_held(holder, now)
     committed = committed_step(run.storage)
     metrics = _metrics(run, beats)
@@ -140,6 +144,26 @@ def summary(run: RunDir, now: float, *, all_hosts: bool = False) -> RunSummary:
     )
 
 
+def _recipe(run: RunDir, stand_in: Recipe | None, damaged: Names) -> Recipe:
+    try:
+        return run.recipe()
+    except DamagedRecipe as error:
+        if stand_in is None:
+            raise
+        damaged.append(f"{error.message}; {error.hint}")
+        return stand_in
+
+
+def _holder(run: RunDir, damaged: Names, *, refuse: bool) -> lease.Lease | None:
+    try:
+        return lease.read(run.storage)
+    except Damaged as error:
+        if refuse:
+            raise
+        damaged.append(f"{error.message}; {error.hint}")
+        return None
+
+
 def hosts_that_matter(times: Mapping[str, float], end: AttemptEnd | None) -> Names:
     """Process 0, the first to fail, and those that have been silent for longest; SHOWN_HOSTS in all.
 
@@ -164,10 +188,11 @@ def run_state(*, held: bool, attempts: int, end: AttemptEnd | None, stop: StopRe
         return RunState.COMPLETE
     if held:
         return RunState.RUNNING
-    if attempts == 0:
-        return RunState.CREATED
-    if end is None:
-        return RunState.STALE
+    if attempts == 0 or end is None:
+        # A host that is asked to stop before it began, or is ended after its grace, leaves no record.
+        if stop is not None:
+            return RunState.STOPPED
+        return RunState.CREATED if attempts == 0 else RunState.STALE
     if end.exit_code == ExitCode.PREEMPTED:
         return RunState.STOPPED if stop is not None else RunState.PREEMPTED
     return RunState.FAILED

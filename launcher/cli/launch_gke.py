@@ -20,12 +20,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.beside import beside
-from launcher.bundle import Bundle, is_uploaded, make_bundle, upload
+from launcher.bundle import Bundle, is_uploaded, left_out, make_bundle, upload
 from launcher.cli import output
 from launcher.cli.quick import quick_start
+from launcher.gke.alone import check_alone
 from launcher.gke.api_errors import ClusterError
 from launcher.gke.blockers import blockers
 from launcher.gke.client import Cluster, connect
+from launcher.gke.differing import what_differs
 from launcher.gke.doctor_checks import Result
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import JOBSETS, Object
@@ -72,6 +74,11 @@ class _Prepared:
     """To upload."""
 
     @property
+    def left_out(self) -> Sequence[str]:
+        """Files that hosts will not have."""
+        return [str(each) for each in self.code.skipped] if self.code else []
+
+    @property
     def manifest_sha256(self) -> str:
         return hashlib.sha256(manifest_bytes(self.wanted.manifest)).hexdigest()
 
@@ -86,6 +93,17 @@ class _Seen:
     blockers: Sequence[Result]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Launched:
+    """What a launch came to."""
+
+    cluster: Cluster
+    run: RunDir
+    submitted: Submitted | None
+    """None: the run is complete already."""
+    left_out: Sequence[str]
+
+
 def launch(asked: GkeLaunch) -> int:
     """Submits, and follows if asked; gives the exit code.
 
@@ -94,39 +112,50 @@ def launch(asked: GkeLaunch) -> int:
     """
     began_s = time.monotonic()
     with quick_start():
-        cluster, run, submitted = _launch(asked)
-    if submitted is None:
-        return _complete(asked, run)
-    _report(asked, run, cluster, submitted, time.monotonic() - began_s)
-    return _follow(asked, run, cluster) if asked.wait else ExitCode.COMPLETE
+        launched = _launch(asked)
+    if launched.submitted is None:
+        return _complete(asked, launched.run)
+    _report(asked, launched, launched.submitted, time.monotonic() - began_s)
+    return _follow(asked, launched) if asked.wait else ExitCode.COMPLETE
 
 
-def _launch(asked: GkeLaunch) -> tuple[Cluster, RunDir, Submitted | None]:
-    """All steps; no JobSet where the run is complete already."""
+def _launch(asked: GkeLaunch) -> _Launched:
+    """All steps."""
     recipe = asked.recipe
     _check_addresses(recipe)
     looking = beside(lambda: _look(asked))
     prepared = _prepare(asked)
     seen = looking.result()
     found, kind = seen.jobset, standing(seen.jobset, prepared.wanted)
+    run = RunDir(open_storage(recipe.run_dir))
+
+    def differing(jobset: Object) -> Sequence[str]:
+        return what_differs(run, recipe, prepared.wanted, jobset)
+
     if found is not None:
-        refuse(kind, found, prepared.wanted, seen.cluster)
+        refuse(kind, found, prepared.wanted, seen.cluster, differing)
     if kind is not Standing.SAME and seen.blockers:
         raise _blocked(asked.plan, seen)
     submission = Submission(
-        seen.cluster, prepared.wanted, say=output.say, sleep=time.sleep, monotonic=time.monotonic
+        seen.cluster, prepared.wanted, differing, say=output.say, sleep=time.sleep, monotonic=time.monotonic
     )
     rehearsing = beside(submission.rehearse) if found is None else None
+    is_same = kind is Standing.SAME
+    alone = beside(lambda: check_alone(run, recipe, seen.cluster, found, adopts=is_same, note=output.note))
     lock, to_send = _lock(asked, prepared), _to_send(asked, prepared)
     if rehearsing is not None:
         rehearsing.result()
+    alone.result()
+    for line in left_out(prepared.code.skipped if prepared.code else ()):
+        output.say(line)
     if kind is not Standing.SAME:
         confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
     run, done = _open_run(asked, lock)
-    if done:
-        return seen.cluster, run, None
-    _send(asked, to_send, run)
-    return seen.cluster, run, submission.submit()
+    submitted = None
+    if not done:
+        _send(asked, to_send, run)
+        submitted = submission.submit()
+    return _Launched(cluster=seen.cluster, run=run, submitted=submitted, left_out=prepared.left_out)
 
 
 def _look(asked: GkeLaunch) -> _Seen:
@@ -289,7 +318,8 @@ def _complete(asked: GkeLaunch, run: RunDir) -> int:
     return ExitCode.COMPLETE
 
 
-def _report(asked: GkeLaunch, run: RunDir, cluster: Cluster, submitted: Submitted, took_s: float) -> None:
+def _report(asked: GkeLaunch, launched: _Launched, submitted: Submitted, took_s: float) -> None:
+    run, cluster = launched.run, launched.cluster
     plan, where = asked.plan, f"namespace {cluster.namespace} of cluster {cluster.context}"
     if asked.as_json and not asked.wait:
         output.data_json(
@@ -300,6 +330,7 @@ def _report(asked: GkeLaunch, run: RunDir, cluster: Cluster, submitted: Submitte
                 "cluster": cluster.context,
                 "namespace": cluster.namespace,
                 "message_patterns": not submitted.degraded,
+                "left_out": launched.left_out,
                 "took_s": round(took_s, 3),
             }
         )
@@ -325,15 +356,15 @@ def _next(run: RunDir) -> list[str]:
     ]
 
 
-def _follow(asked: GkeLaunch, run: RunDir, cluster: Cluster) -> int:
+def _follow(asked: GkeLaunch, launched: _Launched) -> int:
     # Once the JobSet is there: it does not wait for these.
     from launcher.display import open_display
     from launcher.gke.follow import Follower
 
-    name = asked.plan.run_name
+    name, run = asked.plan.run_name, launched.run
     try:
         with open_display() as display:
-            ended = Follower(cluster, run, name, display).follow()
+            ended = Follower(launched.cluster, run, name, display).follow()
     except (KeyboardInterrupt, ClusterError) as error:
         output.say(f"{name}: no longer followed; the run goes on")
         for line in _next(run):
@@ -341,12 +372,12 @@ def _follow(asked: GkeLaunch, run: RunDir, cluster: Cluster) -> int:
         if isinstance(error, ClusterError):
             raise
         return INTERRUPTED
-    _report_end(asked, run, ended)
+    _report_end(asked, launched, ended)
     return ended.exit_code
 
 
-def _report_end(asked: GkeLaunch, run: RunDir, ended: Ended) -> None:
-    name = asked.plan.run_name
+def _report_end(asked: GkeLaunch, launched: _Launched, ended: Ended) -> None:
+    name, run = asked.plan.run_name, launched.run
     if asked.as_json:
         output.data_json(
             {
@@ -356,6 +387,7 @@ def _report_end(asked: GkeLaunch, run: RunDir, ended: Ended) -> None:
                 "reason": ended.reason,
                 "hint": ended.hint,
                 "directory": run.url,
+                "left_out": launched.left_out,
             }
         )
     if ended.exit_code in (ExitCode.COMPLETE, ExitCode.PREEMPTED):

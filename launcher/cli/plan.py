@@ -42,7 +42,7 @@ def _manifest(composed: Composed) -> bytes:
     Raises:
       UserError: another target, or no JobSet that could run.
     """
-    from launcher.bundle import make_bundle
+    from launcher.bundle import left_out, make_bundle
     from launcher.gke.manifest import manifest, manifest_bytes
     from launcher.gke.validate import problems
     from launcher.plan import make_plan
@@ -56,8 +56,10 @@ def _manifest(composed: Composed) -> bytes:
         )
     if lacking := launch_problems(recipe, origins=composed.origins):
         raise RecipeError(recipe.name, lacking)
-    digest = make_bundle(Path.cwd()).digest if recipe.target.ship_code else None
-    found = manifest(recipe, make_plan(recipe), bundle=digest)
+    bundle = make_bundle(Path.cwd()) if recipe.target.ship_code else None
+    for line in left_out(bundle.skipped if bundle else ()):
+        output.note(line)
+    found = manifest(recipe, make_plan(recipe), bundle=bundle.digest if bundle else None)
     if wrong := problems(found):
         raise RecipeError(recipe.name, wrong)
     return manifest_bytes(found)

@@ -12,8 +12,7 @@ import click
 
 from launcher.cli import output, runs
 from launcher.gke.observe import JobState
-from launcher.gke.of_run import ClusterView, target_of, view
-from launcher.rundir import RunDir
+from launcher.gke.of_run import ClusterView, last_launch, view
 from launcher.storage import is_remote
 from launcher.summary import SHOWN_HOSTS, HostRow, RunState, RunSummary, hosts_that_matter, summary
 from launcher.text import one_line
@@ -33,19 +32,15 @@ def command(run: str, root: str, as_json: bool, watch: bool, all_hosts: bool) ->
     """Show what RUN (a name, a path or a gs:// address) is doing."""
     found = runs.find_run(run, root)
     while True:
-        seen = summary(found, time.time(), all_hosts=all_hosts)
-        cluster = _cluster(found, seen)
+        # A run that was never launched onto a cluster is in no bucket.
+        launched = last_launch(found) if is_remote(found.url) else None
+        seen = summary(found, time.time(), all_hosts=all_hosts, stand_in=launched)
+        cluster = view(found, seen.name, launched.target) if launched else None
         _show(seen, cluster, as_json=as_json, watch=watch, all_hosts=all_hosts)
         sys.stdout.flush()
         if not watch or not _is_live(seen, cluster):
             return
         time.sleep(WATCH_PERIOD_S)
-
-
-def _cluster(run: RunDir, seen: RunSummary) -> ClusterView | None:
-    """None for a run that was never launched onto a cluster: those are in buckets."""
-    target = target_of(run) if is_remote(run.url) else None
-    return view(run, seen.name, target) if target else None
 
 
 def _is_live(seen: RunSummary, cluster: ClusterView | None) -> bool:

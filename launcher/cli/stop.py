@@ -12,16 +12,18 @@ import click
 
 from launcher import lease
 from launcher.cli import output, runs
-from launcher.gke.client import connect
-from launcher.gke.objects import is_true
-from launcher.gke.of_run import own_jobset, target_of
+from launcher.gke.client import Cluster, connect
+from launcher.gke.objects import Object, uid
+from launcher.gke.of_run import own_jobset, targets_of
 from launcher.gke.stopping import stop_jobset
-from launcher.ledger import Heartbeat
+from launcher.gke.submit import is_over
+from launcher.ledger import Damaged, Heartbeat
 from launcher.rundir import RunDir
 from launcher.storage import StorageError, is_remote
 from launcher.summary import RunState, RunSummary, run_name, summary
 from recipes.contract import ExitCode
 from recipes.errors import UserError
+from recipes.schema import TargetConfig
 
 DEFAULT_TIMEOUT_S = 120.0
 POLL_S = 0.5
@@ -42,31 +44,50 @@ def command(run: str, root: str, timeout_s: float | None) -> None:
     On a cluster its JobSet is deleted; that nothing of it is left is checked.
     """
     found = runs.find_run(run, root)
-    stopped = _stop_on_cluster(found, timeout_s)
-    if stopped or stop(found, DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s, time.sleep, time.time):
-        output.say(_ended(summary(found, time.time())))
-    else:
-        seen = summary(found, time.time())
-        output.say(f"{seen.name} is not running: it is {seen.state.value}")
+    was_there = _stop_on_clusters(found, timeout_s)
+    wait_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+    # Also after a JobSet is gone: another one, which no launch recorded, may hold the lease.
+    was_held = stop(found, wait_s, time.sleep, time.time)
+    seen = summary(found, time.time())
+    if seen.state is RunState.RUNNING:
+        raise _running_again(seen)
+    output.say(
+        _ended(seen) if was_there or was_held else f"{seen.name} is not running: it is {seen.state.value}"
+    )
 
 
-def _stop_on_cluster(run: RunDir, timeout_s: float | None) -> bool:
-    """False when no cluster runs it.
+def _stop_on_clusters(run: RunDir, timeout_s: float | None) -> bool:
+    """Wherever a launch was recorded; False when no cluster runs it.
 
     Raises:
       UserError: the JobSet of that name is another's, or something of it is left after ``timeout_s``.
     """
-    target = target_of(run) if is_remote(run.url) else None
-    if target is None:
-        return False
-    cluster = connect(target.cluster, target.namespace)
-    jobset = own_jobset(cluster, run, run_name(run.url))
-    if jobset is None or is_true(jobset, "Completed") or is_true(jobset, "Failed"):
-        return False
-    _ask(run, time.time())
-    wait_s = target.grace_period_s + DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
-    stop_jobset(cluster, jobset, wait_s, say=output.say)
-    return True
+    living = _living(run) if is_remote(run.url) else ()
+    for target, cluster, jobset in living:
+        _ask(run, time.time())
+        wait_s = target.grace_period_s + DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
+        stop_jobset(cluster, jobset, wait_s, say=output.say)
+        # Pods that were ended after their grace period could not let it go; a damaged one is told of later.
+        with contextlib.suppress(Damaged):
+            lease.release_of(run.storage, lease.job_owner(uid(jobset)))
+    return bool(living)
+
+
+def _living(run: RunDir) -> Sequence[tuple[TargetConfig, Cluster, Object]]:
+    """The run's JobSets that are not over. Older places than the newest may be gone or be others' by now."""
+    found: dict[str, tuple[TargetConfig, Cluster, Object]] = {}
+    for number, target in enumerate(targets_of(run)):
+        try:
+            cluster = connect(target.cluster, target.namespace)
+            jobset = own_jobset(cluster, run, run_name(run.url))
+        except UserError as error:
+            if number == 0:
+                raise
+            output.note(f"where it was launched earlier: {error.message}")
+            continue
+        if jobset is not None and not is_over(jobset):
+            found.setdefault(uid(jobset), (target, cluster, jobset))
+    return list(found.values())
 
 
 def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Callable[[], float]) -> bool:
@@ -117,6 +138,14 @@ def _ended(seen: RunSummary) -> str:
     saved = "no checkpoint" if seen.committed_step < 0 else f"checkpoint at step {seen.committed_step}"
     again = "" if seen.state is RunState.COMPLETE else "; launch it again to resume"
     return f"{seen.name} is {seen.state.value}: {saved}{again}"
+
+
+def _running_again(seen: RunSummary) -> UserError:
+    return UserError(
+        f"{seen.name} is running, held by {seen.holder}: it was launched anew",
+        hint="`muster status` shows it; `muster stop` again stops that one",
+        exit_code=ExitCode.INFRASTRUCTURE,
+    )
 
 
 def _still_running(run: RunDir, holder: lease.Lease, timeout_s: float) -> UserError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from launcher.gke import names
@@ -12,10 +14,9 @@ from launcher.gke.objects import JOBSETS, Object, annotation
 from launcher.gke.observe import Observation
 from launcher.gke.submit import is_ours
 from launcher.rundir import RunDir, read_recipe
-from launcher.storage import open_storage
-from recipes.contract import RunPath
+from launcher.storage import StorageError, open_storage
 from recipes.errors import UserError
-from recipes.schema import TargetConfig
+from recipes.schema import Recipe, TargetConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,16 +31,40 @@ class ClusterView:
     seen: Observation | None
 
 
-def target_of(run: RunDir) -> TargetConfig | None:
-    """Where the run was launched last, None when never onto a cluster.
+def last_launch(run: RunDir) -> Recipe | None:
+    """What was launched onto a cluster last, None when nothing ever was.
 
     A change of target is a safe one, so the recipe that the run was created with may be out of date.
     """
-    launches = run.storage.modified(RunPath.LAUNCHES)
-    newest = max(launches, key=lambda name: (launches[name], name), default=None)
-    if newest is None:
-        return None
-    return read_recipe(run.storage, f"{RunPath.LAUNCHES}/{newest}").target
+    newest = next(iter(run.launches()), None)
+    return None if newest is None else read_recipe(run.storage, newest)
+
+
+def target_of(run: RunDir) -> TargetConfig | None:
+    """Where the run was launched last, None when never onto a cluster."""
+    launched = last_launch(run)
+    return launched.target if launched else None
+
+
+def targets_of(run: RunDir) -> Sequence[TargetConfig]:
+    """Every place where the run was launched, newest first; without older launches that are damaged."""
+    found: dict[tuple[str | None, str], TargetConfig] = {}
+    for number, path in enumerate(run.launches()):
+        with contextlib.nullcontext() if number == 0 else contextlib.suppress(StorageError):
+            target = read_recipe(run.storage, path).target
+            found.setdefault((target.cluster, target.namespace), target)
+    return list(found.values())
+
+
+def place(target: TargetConfig, near: Cluster) -> Cluster:
+    """The cluster of a target; over the connections of another one if it is the same.
+
+    Raises:
+      UserError: the kubeconfig does not have it.
+    """
+    if target.cluster == near.context:
+        return near.inside(target.namespace)
+    return connect(target.cluster, target.namespace)
 
 
 def view(run: RunDir, name: str, target: TargetConfig) -> ClusterView:
@@ -54,6 +79,16 @@ def view(run: RunDir, name: str, target: TargetConfig) -> ClusterView:
         return dataclasses.replace(found, problem=error.message)
 
 
+def is_of(jobset: Object, run: RunDir, name: str) -> bool:
+    """Whether a JobSet is this run's."""
+    if not is_ours(jobset, name):
+        return False
+    try:
+        return open_storage(annotation(jobset, names.RUN_DIR)).url == run.url
+    except UserError:
+        return False
+
+
 def own_jobset(cluster: Cluster, run: RunDir, name: str) -> Object | None:
     """The run's JobSet; None when there is none.
 
@@ -64,13 +99,13 @@ def own_jobset(cluster: Cluster, run: RunDir, name: str) -> Object | None:
     if found is None:
         return None
     where = f"JobSet {name} in namespace {cluster.namespace} of cluster {cluster.context}"
+    if is_of(found, run, name):
+        return found
     if not is_ours(found, name):
         raise UserError(
             f"{where} was not made by Muster for this run", hint="see who made it; it was left alone"
         )
-    theirs = annotation(found, names.RUN_DIR)
-    if open_storage(theirs).url != run.url:
-        raise UserError(
-            f"{where} belongs to the run in {theirs}, not to {run.url}", hint="give that address instead"
-        )
-    return found
+    raise UserError(
+        f"{where} belongs to the run in {annotation(found, names.RUN_DIR)}, not to {run.url}",
+        hint="give that address instead",
+    )

@@ -32,8 +32,9 @@ def stop_jobset(
       UserError: something is left after ``timeout_s``; the deletion goes on.
     """
     deadline_s = monotonic() + timeout_s
+    where = f"JobSet {name(jobset)} in namespace {cluster.namespace} of cluster {cluster.context}"
     cluster.delete(JOBSETS, name(jobset), uid=uid(jobset))
-    say(f"deleting JobSet {name(jobset)}: its hosts save and stop")
+    say(f"deleting {where}: its hosts save and stop")
     wait_gone(cluster, jobset, say=say, sleep=sleep, monotonic=monotonic, timeout_s=timeout_s)
     while left := leftovers(cluster, jobset):
         if monotonic() >= deadline_s:
@@ -43,6 +44,7 @@ def stop_jobset(
                 exit_code=ExitCode.INFRASTRUCTURE,
             )
         sleep(0.5)
+    say(f"gone, with its Jobs and pods: {where}")
 
 
 def leftovers(cluster: Cluster, jobset: Object) -> Sequence[str]:

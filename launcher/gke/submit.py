@@ -8,15 +8,28 @@ anywhere, the next submission finds one of these standings and goes on from ther
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from launcher.gke import names
 from launcher.gke.api_errors import ClusterError, Conflicting, Refused
 from launcher.gke.client import Cluster
 from launcher.gke.manifest import manifest_bytes
-from launcher.gke.objects import JOBSETS, Object, annotation, is_deleting, is_true, label, name, text, uid
+from launcher.gke.objects import (
+    JOBSETS,
+    Object,
+    annotation,
+    is_deleting,
+    is_true,
+    label,
+    name,
+    number,
+    text,
+    uid,
+)
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -27,7 +40,6 @@ MAX_POLL_S = 2.0
 SAY_PERIOD_S = 10.0
 MAX_ROUNDS = 10
 """Of looking and acting: more means that others keep changing it."""
-MAX_DIFFERENCES = 8
 PATTERNS = "onJobFailureMessagePatterns"
 NO_REHEARSAL = "does not support dry run"
 """Of some webhook in the cluster, not necessarily one that matters here."""
@@ -82,7 +94,7 @@ def standing(found: Object | None, wanted: Wanted) -> Standing:
         return Standing.FOREIGN
     if is_deleting(found):
         return Standing.DELETING
-    if is_true(found, "Completed") or is_true(found, "Failed"):
+    if is_over(found):
         return Standing.ENDED
     return Standing.SAME if label(found, names.SPEC) in wanted.specs else Standing.OTHER
 
@@ -92,19 +104,27 @@ def is_ours(found: Object, run: str) -> bool:
     return label(found, names.MANAGED_BY) == names.OWNER and label(found, names.RUN) == run
 
 
-def refuse(kind: Standing, found: Object, wanted: Wanted, cluster: Cluster) -> None:
+def is_over(found: Object) -> bool:
+    """Whether a JobSet has nothing running any more."""
+    return is_true(found, "Completed") or is_true(found, "Failed")
+
+
+def refuse(kind: Standing, found: Object, wanted: Wanted, cluster: Cluster, differing: Differing) -> None:
     """Raises UserError when what is there must not be touched."""
     where = f"JobSet {wanted.run} in namespace {cluster.namespace} of cluster {cluster.context}"
     if kind is Standing.FOREIGN:
         raise _foreign(where, found, wanted)
     if kind is Standing.OTHER:
-        candidates = [list(differences(each, found)) for each in (wanted.manifest, wanted.fallback)]
-        differing = [f"\n  {line}" for line in min(candidates, key=len)]
+        lines = "".join(f"\n  {line}" for line in differing(found))
         raise UserError(
-            f"{where} runs with other settings or code; what differs:{''.join(differing[:MAX_DIFFERENCES])}",
+            f"{where} runs with other settings or code; what differs:{lines}",
             hint=f"stop it first: `muster stop {annotation(found, names.RUN_DIR)}`, then launch again;"
             " it resumes from its checkpoint",
         )
+
+
+type Differing = Callable[[Object], Sequence[str]]
+"""How a live JobSet differs from the wanted one, in lines; raises UserError for another experiment."""
 
 
 class Submission:
@@ -114,12 +134,13 @@ class Submission:
         self,
         cluster: Cluster,
         wanted: Wanted,
+        differing: Differing,
         *,
         say: Callable[[str], None],
         sleep: Callable[[float], None],
         monotonic: Callable[[], float],
     ) -> None:
-        self._cluster, self._wanted = cluster, wanted
+        self._cluster, self._wanted, self._differing = cluster, wanted, differing
         self._say, self._sleep, self._monotonic = say, sleep, monotonic
         self._degraded = False
 
@@ -157,7 +178,7 @@ class Submission:
                 continue
             if kind is Standing.SAME:
                 return Submitted(jobset=found, created=False, degraded=self._is_degraded(found))
-            refuse(kind, found, self._wanted, self._cluster)
+            refuse(kind, found, self._wanted, self._cluster, self._differing)
             self._remove(found, kind)
         raise lost or UserError(
             f"JobSet {self._wanted.run} keeps changing: others act on it too",
@@ -223,25 +244,6 @@ def wait_gone(
         poll_s = min(poll_s * 1.5, MAX_POLL_S)
 
 
-def differences(wanted: object, found: object, path: str = "") -> Iterator[str]:
-    """Where what is there is not what is wanted; what the API server added does not count."""
-    if isinstance(wanted, Mapping) and isinstance(found, Mapping):
-        for key, value in wanted.items():
-            if key != names.SPEC:
-                yield from differences(value, found.get(key), f"{path}.{key}".lstrip("."))
-    elif isinstance(wanted, list) and isinstance(found, list) and len(wanted) == len(found):
-        for index, value in enumerate(wanted):
-            where = text(value, "name") or str(index)
-            yield from differences(value, found[index], f"{path}[{where}]")
-    elif wanted != found:
-        yield f"{path}: {_short(found)} -> {_short(wanted)}"
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:57]}..."
-
-
 def _foreign(where: str, found: Object, wanted: Wanted) -> UserError:
     if not is_ours(found, wanted.run):
         return UserError(
@@ -259,9 +261,30 @@ def _stuck(cluster: Cluster, jobset: Object, timeout_s: float) -> UserError:
     from launcher.gke.look import pods_in  # a launch that goes well does without
 
     left = [pod for phase in ("Running", "Pending", "Failed") for pod in pods_in(cluster, jobset, phase)]
-    pod = f": pod {name(left[0])} on node {text(left[0], 'spec', 'nodeName') or '-'} stays" if left else ""
-    return UserError(
-        f"JobSet {name(jobset)} is still being deleted after {timeout_s:g} s{pod}",
-        hint="look at that node (a lost one keeps its pods until it is removed), then try again",
-        exit_code=ExitCode.INFRASTRUCTURE,
-    )
+    message = f"JobSet {name(jobset)} is still being deleted after {timeout_s:g} s"
+    hint = "the deletion goes on: try again to wait for it"
+    if left and (saving_s := grace_left_s(left, cluster.time_s() or time.time())) > 0:
+        message = f"JobSet {name(jobset)} is still saving: its hosts have up to {saving_s:.0f} s more"
+    elif left:
+        message += f": pod {name(left[0])} on node {text(left[0], 'spec', 'nodeName') or '-'} stays"
+        hint = "look at that node (a lost one keeps its pods until it is removed), then try again"
+    return UserError(message, hint=hint, exit_code=ExitCode.INFRASTRUCTURE)
+
+
+def grace_left_s(pods: Sequence[Object], now: float) -> float:
+    """For how long some of these pods, whose JobSet is being deleted, may go on; 0 when none may.
+
+    Args:
+      pods: what is left.
+      now: Unix time by the cluster's clock.
+    """
+    return max([0.0, *(_grace_end_s(pod, now) - now for pod in pods)])
+
+
+def _grace_end_s(pod: Object, now: float) -> float:
+    """The API server writes the end of the grace period, not its beginning, as the time of deletion."""
+    try:
+        return datetime.fromisoformat(text(pod, "metadata", "deletionTimestamp")).timestamp()
+    except ValueError:
+        # Its turn to be deleted has not come yet.
+        return now + number(pod, "spec", "terminationGracePeriodSeconds")

@@ -21,6 +21,7 @@ import pytest
 from tests.cluster.build import REQUIRE, Unavailable, find_manifests, find_program
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
+from tests.cluster.launcher import Capture, Launcher, make_launcher
 from tests.cluster.runs import SHORT, bits
 from tests.local.gcs_server import GcsServer, running_gcs_server
 from tests.local.launching import REPO, Launch
@@ -93,3 +94,20 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         code, _, err = launch.finish(300)
     assert code == 0, err
     return bits(root / "quickstart")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A user's working tree."""
+    folder = tmp_path / "tree"
+    folder.mkdir()
+    (folder / "mine.py").write_text("VALUE = 1\n")
+    return folder
+
+
+@pytest.fixture
+def launcher(
+    cluster: Cluster, gcs: GcsServer, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> Launcher:
+    """In a namespace without nodes: pods stay pending, which is all that submission needs."""
+    return make_launcher(cluster, gcs, tree, monkeypatch, capsys)

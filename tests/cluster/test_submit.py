@@ -6,7 +6,6 @@ pytest tests/cluster/test_submit.py
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -18,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from launcher import cli
 from launcher.cli import launch_gke
 from launcher.gke import client, names
 from launcher.gke.look import observe
@@ -27,105 +25,11 @@ from launcher.storage import open_storage
 from tests.cluster.api import ApiError, Json
 from tests.cluster.cluster import Cluster
 from tests.cluster.conftest import PROGRAMS, require
-from tests.cluster.containers import now
 from tests.cluster.control_plane import ADMIN, PLAIN, ControlPlane
 from tests.cluster.kueue import make_queue
+from tests.cluster.launcher import COMMAND, IMAGE, Capture, Launcher, make_launcher
 from tests.cluster.waiting import wait_until
 from tests.local.gcs_server import GcsServer
-from tests.local.launching import REPO
-
-IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
-COMMAND = "import sys; from launcher.cli import main; sys.exit(main())"
-Capture = pytest.CaptureFixture[str]
-
-
-class Launcher:
-    """Launches quickstart from a small working tree of its own, in this process or in others."""
-
-    def __init__(self, cluster: Cluster, gcs: GcsServer, tree: Path, capture: Capture) -> None:
-        self.cluster, self.tree, self._capture = cluster, tree, capture
-        self.root = gcs.make_bucket(cluster.namespace) + "/runs"
-        self.env = {**os.environ, **gcs.env, **cluster.plane.env, "PYTHONPATH": str(REPO)}
-        self.keys = [
-            "target=gke",
-            f"target.cluster={ADMIN}",
-            f"target.namespace={cluster.namespace}",
-            f"target.image={IMAGE}",
-            f"run.root={self.root}",
-        ]
-
-    def words(self, *more: str) -> list[str]:
-        """The command line; a key that is given here replaces the usual one."""
-        given = {word.split("=")[0] for word in more}
-        return ["launch", "quickstart", *(key for key in self.keys if key.split("=")[0] not in given), *more]
-
-    def muster(self, *words: str) -> tuple[int, str]:
-        """One command in this process; its exit code, and what it printed."""
-        code = cli.main(words)
-        out, err = self._capture.readouterr()
-        assert "Traceback" not in err
-        return code, out + err
-
-    def launch(self, *more: str) -> tuple[int, str]:
-        return self.muster(*self.words(*more))
-
-    def launch_apart(self, *more: str) -> tuple[int, str]:
-        """The same in a process of its own."""
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", COMMAND, *self.words(*more)],
-            cwd=self.tree,
-            env=self.env,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
-        return done.returncode, done.stderr
-
-    def url(self, run: str = "quickstart") -> str:
-        return f"{self.root}/{run}"
-
-    def runs(self) -> list[str]:
-        """Run directories that there are."""
-        return [name for name in open_storage(self.root).children() if not name.startswith(".")]
-
-    def uid(self, run: str = "quickstart") -> str:
-        found = self.cluster.jobset(run)
-        return found["metadata"]["uid"] if found else ""
-
-    def end(self, run: str = "quickstart") -> None:
-        """Has the JobSet failed, as its controller would say."""
-        condition = {"type": "Failed", "status": "True", "reason": "x", "message": "x"}
-        status = {"conditions": [condition | {"lastTransitionTime": f"{now()[:19]}Z"}]}
-        path = self.cluster.path("jobsets", f"{run}/status")
-        self.cluster.api.patch(path, {"status": status | {"terminalState": "Failed"}})
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """A user's working tree."""
-    folder = tmp_path / "tree"
-    folder.mkdir()
-    (folder / "mine.py").write_text("VALUE = 1\n")
-    return folder
-
-
-@pytest.fixture
-def launcher(
-    cluster: Cluster, gcs: GcsServer, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> Launcher:
-    """In a namespace without nodes: pods stay pending, which is all that submission needs."""
-    return _launcher(cluster, gcs, tree, monkeypatch, capsys)
-
-
-def _launcher(
-    cluster: Cluster, gcs: GcsServer, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> Launcher:
-    for name, value in {**gcs.env, **cluster.plane.env}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.chdir(tree)
-    return Launcher(cluster, gcs, tree, capsys)
-
 
 # Once
 
@@ -148,11 +52,14 @@ def test_other_settings_or_code_are_refused_while_it_lives(launcher: Launcher) -
     assert launcher.launch()[0] == 0
     before = launcher.uid()
     code, said = launcher.launch("run.max_restarts=7")
-    assert (code, "maxRestarts" in said and "-> 7" in said, "muster stop" in said) == (2, True, True), said
+    assert (code, "\n  run.max_restarts: 3 -> 7\n" in said, "muster stop" in said) == (2, True, True), said
     (launcher.tree / "mine.py").write_text("VALUE = 2\n")
     code, said = launcher.launch()
-    assert (code, "MUSTER_BUNDLE" in said) == (2, True), said
+    assert (code, "\n  the code changed: sha256:" in said, "labels" in said) == (2, True, False), said
     assert launcher.uid() == before
+    code, said = launcher.launch("train.seed=5")
+    assert (code, "train.seed  0 -> 5" in said, "run.name=NEW" in said) == (2, True, True), said
+    assert "labels" not in said and "remove it" not in said
 
 
 def test_an_ended_one_is_replaced(launcher: Launcher) -> None:
@@ -341,7 +248,7 @@ def test_an_older_jobset_gets_what_it_knows(
     capsys: Capture,
 ) -> None:
     with Cluster(old_jobset, tmp_path / "kubelet") as cluster:
-        launcher = _launcher(cluster, gcs, tree, monkeypatch, capsys)
+        launcher = make_launcher(cluster, gcs, tree, monkeypatch, capsys)
 
         def noted() -> str:
             code, said = launcher.launch()
@@ -404,7 +311,7 @@ def test_what_no_pod_gets_past_is_refused_before_anything_is_written(launcher: L
 def test_a_full_queue_is_the_reason(
     kueue_cluster: Cluster, gcs: GcsServer, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
-    launcher = _launcher(kueue_cluster, gcs, tree, monkeypatch, capsys)
+    launcher = make_launcher(kueue_cluster, gcs, tree, monkeypatch, capsys)
     with monkeypatch.context() as patched:
         # As of a queue that is deleted just after the look.
         patched.setattr(launch_gke, "blockers", lambda *_: ())

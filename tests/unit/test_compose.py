@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from launcher import recipe_path
-from launcher.compose import compose
+from launcher.compose import compose, recompose
 from launcher.plan import make_plan, render_plan
 from recipes.check_target import launch_problems
 from recipes.errors import RecipeError, UserError
@@ -289,3 +289,17 @@ def test_problems_of_every_kind_are_reported_together() -> None:
         "train.remat_policy",
         "mesh.tensor",
     ]
+
+
+def test_a_complete_recipe_again_with_other_keys() -> None:
+    recipe = compose("quickstart", ["target=gke", "target.env.A=1", "target.env.B=2"]).recipe
+    again = recompose(recipe, ["target.namespace=b", "target.env.A=3", "~target.env.B", "target.queue=null"])
+    changed = {"target.namespace": "b", "target.env": {"A": "3"}}
+    assert flatten(recipe_to_dict(again)) == flatten(recipe_to_dict(recipe)) | changed
+    with pytest.raises(RecipeError) as caught:
+        recompose(recipe, ["target.namespac=b", "target.grace_period_s=1", "target=gke"])
+    assert {problem.key for problem in caught.value.problems} == {
+        "target.namespac",
+        "target.grace_period_s",
+        "target",
+    }

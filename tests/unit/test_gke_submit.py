@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from launcher.gke import names
+from launcher.gke.differing import differences, from_to
 from launcher.gke.follow import ended
 from launcher.gke.observe import JobState, Observation
-from launcher.gke.submit import Standing, Wanted, differences, standing
+from launcher.gke.submit import Standing, Wanted, grace_left_s, standing
 from launcher.ledger import AttemptEnd
 from recipes.contract import ExitCode
 
@@ -80,6 +81,43 @@ def test_what_differs_is_named_and_defaults_of_the_server_do_not_count() -> None
         "spec.replicatedJobs[slice].replicas: 3 -> 2",
         "spec.replicatedJobs[slice].containers[trainer].env[A].value: '2' -> '1'",
     ]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "shown"),
+    [
+        ("1", "2", "1 -> 2"),
+        (
+            "gs://b/" + "x" * 80 + "/one",
+            "gs://b/" + "x" * 80 + "/two",
+            "...xxxxxxxxxxxxxxx/one -> ...xxxxxxxxxxxxxxx/two",
+        ),
+        ("a" * 70, "b" * 70, f"{'a' * 60}... -> {'b' * 60}..."),
+        ("c" * 80, "c" * 90, f"...{'c' * 16} -> ...{'c' * 26}"),
+    ],
+)
+def test_long_values_are_cut_to_what_differs(old: str, new: str, shown: str) -> None:
+    assert from_to(old, new) == shown
+
+
+def pod(deletion: str = "", grace_s: object = 30) -> dict[str, Any]:
+    metadata = {"deletionTimestamp": deletion} if deletion else {}
+    return {"metadata": metadata, "spec": {"terminationGracePeriodSeconds": grace_s}}
+
+
+@pytest.mark.parametrize(
+    ("pods", "left_s"),
+    [
+        ([], 0.0),
+        ([pod("1970-01-01T00:01:55Z")], 15.0),
+        ([pod("1970-01-01T00:01:55Z"), pod("1970-01-01T00:02:00Z")], 20.0),
+        ([pod("1970-01-01T00:01:39Z")], 0.0),
+        ([pod("1970-01-01T00:01:39Z"), pod()], 30.0),
+        ([pod("soon", "long")], 0.0),
+    ],
+)
+def test_how_long_hosts_may_still_save(pods: list[dict[str, Any]], left_s: float) -> None:
+    assert grace_left_s(pods, now=100.0) == left_s
 
 
 def seen(state: JobState, exit_code: int | None = None) -> Observation:

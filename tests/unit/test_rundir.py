@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from launcher.ledger import AttemptEnd, Heartbeat, HostRecord
-from launcher.rundir import RunDir, committed_step, create_or_open, encode_recipe, host_order
+from launcher.rundir import DamagedRecipe, RunDir, committed_step, create_or_open, encode_recipe, host_order
 from launcher.storage import NotFound, StorageError, open_storage
 from recipes.contract import Phase, Progress
 from recipes.errors import UserError
@@ -53,12 +53,28 @@ def test_another_experiment_is_refused_with_every_key(tmp_path: Path) -> None:
         "  train.seed              0 -> 1  (changes the experiment)",
     ]
     assert "run.name=NEW" in caught.value.hint
-    assert "nothing is saved there" in caught.value.hint
+    assert "remove" not in caught.value.hint and "--fork" not in caught.value.hint
     commit_checkpoint(run.storage, 3)
     with pytest.raises(UserError) as caught:
         create_or_open(run.storage, make_recipe(num_steps=30), {})
     assert "--fork NEW" in caught.value.hint
     assert caught.value.exit_code == 2
+
+
+def test_a_damaged_recipe_is_restored_from_the_newest_copy_that_can_be_read(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for _ in range(2):
+        run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0"])
+    run.storage.replace("attempts/0002/recipe.yaml", b"{")
+    run.storage.replace("recipe.yaml", b"{")
+    with pytest.raises(DamagedRecipe) as caught:
+        run.recipe()
+    assert caught.value.hint == f"restore it: copy {run.url}/attempts/0001/recipe.yaml over it"
+    # Only its recipe.yaml says what a fork began with.
+    run.storage.create("fork.json", b"{}")
+    with pytest.raises(DamagedRecipe) as caught:
+        run.recipe()
+    assert "attempts" not in caught.value.hint
 
 
 def test_a_lock_that_was_never_written_is_written_by_the_next_launch(tmp_path: Path) -> None:
