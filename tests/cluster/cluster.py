@@ -15,7 +15,7 @@ from typing import Self
 from launcher.gke import names
 from tests.cluster.api import ApiError, Json
 from tests.cluster.control_plane import ControlPlane
-from tests.cluster.kubelet import Kubelet
+from tests.cluster.kubelet import Kubelet, pod_path
 from tests.cluster.waiting import WAIT_S, wait_until
 
 JOBSETS = f"/apis/{names.GROUP}/{names.VERSION}"
@@ -49,6 +49,17 @@ class Cluster:
         with contextlib.suppress(ApiError, OSError):
             # Not waited for: the namespace controller does the rest.
             self.api.delete(f"/api/v1/namespaces/{self.namespace}")
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Takes every JobSet away, in whatever namespace: its pods would run on the nodes of the next test."""
+        for jobset in self.api.get(f"{JOBSETS}/jobsets")["items"]:
+            place = f"{JOBSETS}/namespaces/{jobset['metadata']['namespace']}/jobsets"
+            with contextlib.suppress(ApiError):
+                self.api.delete(f"{place}/{jobset['metadata']['name']}", {"propagationPolicy": "Background"})
+        for pod in self.api.get("/api/v1/pods", labelSelector=JOBSET_NAME)["items"]:
+            with contextlib.suppress(ApiError):
+                self.api.delete(pod_path(pod), {"gracePeriodSeconds": 0})
 
     def path(self, plural: str, name: str = "") -> str:
         """Address of a kind in the namespace, or of one object: core kinds, batch jobs, JobSets."""
