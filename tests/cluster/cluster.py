@@ -52,7 +52,7 @@ class Cluster:
             self._sweep()
 
     def _sweep(self) -> None:
-        """Takes every JobSet away, in whatever namespace: its pods would run on the nodes of the next test."""
+        """Takes every JobSet away, wherever it is: its pods would run on the nodes of the next test."""
         for jobset in self.api.get(f"{JOBSETS}/jobsets")["items"]:
             place = f"{JOBSETS}/namespaces/{jobset['metadata']['namespace']}/jobsets"
             with contextlib.suppress(ApiError):
