@@ -18,7 +18,7 @@ from launcher import storage_gcs
 from launcher.bundle import bundle_path, fetch, is_uploaded, make_bundle, upload
 from launcher.storage import Storage, StorageError, open_storage
 from recipes.errors import UserError
-from tests.local.faulty_gcs import Fault, Weather, faulty_gcs
+from tests.local.faulty_gcs import Fault, Weather, faulty_gcs, leaves_sockets
 from tests.local.gcs_server import GcsServer, running_gcs_server
 
 WORKER = """
@@ -94,12 +94,14 @@ def test_unchanged_code_costs_one_small_request(code: Path, weather: Weather, ro
     assert weather.requests - before == 1
 
 
+@leaves_sockets
 def test_an_upload_whose_answer_is_lost_is_done(code: Path, weather: Weather, root: str) -> None:
     weather.plan(503, Fault.LOST_ANSWER, Fault.LOST_ANSWER)
     assert upload(open_storage(root), make_bundle(code)) is True
     assert len(open_storage(root).list()) == 1
 
 
+@leaves_sockets
 def test_a_fetch_through_bad_weather(code: Path, weather: Weather, root: str, tmp_path: Path) -> None:
     bundle = make_bundle(code)
     upload(open_storage(root), bundle)

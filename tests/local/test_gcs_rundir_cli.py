@@ -14,7 +14,7 @@ from launcher.cli import main
 from launcher.ledger import AttemptEnd
 from launcher.rundir import create_or_open
 from launcher.storage import open_storage
-from tests.local.faulty_gcs import faulty_gcs
+from tests.local.faulty_gcs import faulty_gcs, leaves_sockets
 from tests.local.gcs_server import running_gcs_server
 from tests.unit.rundir_support import commit_checkpoint, make_recipe
 
@@ -62,7 +62,7 @@ def test_a_bucket_that_does_not_exist_is_one_error(root: str, capsys: pytest.Cap
         assert "hint:" in captured.err
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+@leaves_sockets
 def test_one_damaged_object_leaves_the_other_runs_listed(
     root: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from launcher import storage_gcs
 from launcher.storage import Conflict, Exists, NotFound, Storage, StorageError, Unavailable, open_storage
-from tests.local.faulty_gcs import Fault, faulty_gcs
+from tests.local.faulty_gcs import Fault, faulty_gcs, leaves_sockets
 from tests.local.gcs_server import GcsServer, running_gcs_server
 
 
@@ -180,6 +180,7 @@ def test_a_missing_bucket_is_named_with_a_hint(server: GcsServer, monkeypatch: p
         assert caught.value.exit_code == 2
 
 
+@leaves_sockets
 def test_refused_access_fails_at_once_with_a_hint(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_gcs(server.url) as weather:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", weather.url)
@@ -193,6 +194,7 @@ def test_refused_access_fails_at_once_with_a_hint(server: GcsServer, monkeypatch
         assert caught.value.exit_code == 2
 
 
+@leaves_sockets
 def test_passing_trouble_is_waited_out(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with faulty_gcs(server.url) as weather:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", weather.url)
@@ -203,7 +205,7 @@ def test_passing_trouble_is_waited_out(server: GcsServer, monkeypatch: pytest.Mo
         assert store.read_versioned("a") == (b"1", version)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+@leaves_sockets
 def test_bytes_that_change_on_the_way_are_fetched_again(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +222,7 @@ def test_bytes_that_change_on_the_way_are_fetched_again(
         assert weather.requests == storage_gcs.DOWNLOADS
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # urllib3 leaves the socket
+@leaves_sockets
 def test_a_part_of_a_log_that_changes_on_the_way_is_named(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +237,7 @@ def test_a_part_of_a_log_that_changes_on_the_way_is_named(
             store.read_log("a.log")
 
 
-@pytest.mark.filterwarnings(
-    "ignore::pytest.PytestUnraisableExceptionWarning"
-)  # urllib3 leaves the dead socket
+@leaves_sockets
 def test_a_write_whose_answer_was_lost_is_known_as_ones_own(
     server: GcsServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
