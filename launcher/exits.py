@@ -67,7 +67,9 @@ def classify(end: TrainerEnd) -> Verdict:
     if end.hang:
         return Verdict(exit_code=ExitCode.INFRASTRUCTURE, status=status, reason=end.hang)
     peer_lost = status == 128 + signal.SIGABRT and end.fatal_line
-    if end.stopping and not peer_lost:
+    # The runtime's own report of a broken connection can be there before a killed host is noticed.
+    reported = status == ExitCode.INFRASTRUCTURE and end.failure is not None
+    if end.stopping and not (peer_lost or reported):
         return Verdict(
             exit_code=ExitCode.PREEMPTED, status=status, reason=_stop_reason(end, status), hint=hint
         )
@@ -78,8 +80,6 @@ def classify(end: TrainerEnd) -> Verdict:
         return Verdict(exit_code=ExitCode.PREEMPTED, status=status, reason="ended by a notice at its start")
     if status in (ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return Verdict(exit_code=ExitCode(status), status=status, reason=_message(end, status), hint=hint)
-    # The runtime's own report of a broken connection can be there before a killed host is noticed.
-    reported = status == ExitCode.INFRASTRUCTURE and end.failure is not None
     return Verdict(
         exit_code=ExitCode.INFRASTRUCTURE,
         status=status,

@@ -204,7 +204,7 @@ def _lead(pod: Pod, run: RunDir, notice: Notice) -> End:
     if not gang.gather(members, pod.context.num_processes, stopping=notice.stopping, say=_say):
         return _left_before_it_began()
     # Whoever led this JobSet before certainly runs no more: its pods are replaced after they are gone.
-    owner = lease.this_process(f"JobSet {run.url.rpartition('/')[2]}", owner_id=f"jobset-{pod.job}")
+    owner = lease.this_process(f"JobSet {run.url.rpartition('/')[2]}", owner_id=lease.job_owner(pod.job))
     with _hold(run, owner, notice) as keeper, Lookout(run) as lookout:
         if stop := run.stop_request():
             # JobSet would restart whatever else this ended with.

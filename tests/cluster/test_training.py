@@ -77,7 +77,7 @@ def test_a_killed_host_is_a_counted_restart_and_the_same_run(
 
     run.wait_for(survivor_ended, "end of the survivor")
     run.wait_until_ended("Completed")
-    assert codes["s0-h0"] == ExitCode.INFRASTRUCTURE
+    assert codes["s0-h0"] == ExitCode.INFRASTRUCTURE, run.dir.hosts(1)
     assert run.restarts() == (1, 1)
     assert run.end(1).first_failing_host == "s1-h0"
     assert run.start(2).from_step in range(SAVE_INTERVAL, NUM_STEPS, SAVE_INTERVAL)

@@ -35,6 +35,8 @@ GLOO = Failure(exit_code=75, message="Gloo: Connection closed by peer", hint="re
         (TrainerEnd(returncode=1, stopping=True, failure=NAN), 42, 1, "with exit code 1"),
         (TrainerEnd(returncode=2, stopping=True), 42, 2, "with exit code 2"),
         (TrainerEnd(returncode=-6, stopping=True, fatal_line=True), 75, 134, "a peer"),
+        (TrainerEnd(returncode=75, stopping=True, failure=GLOO), 75, 75, "Connection closed by peer"),
+        (TrainerEnd(returncode=75, stopping=True), 42, 75, "with exit code 75"),
         (TrainerEnd(returncode=-15, stopping=True), 42, 143, "SIGTERM"),
         (TrainerEnd(returncode=-9, stopping=True, needless=True), 42, 137, "nothing to save"),
         (TrainerEnd(returncode=-9, stopping=True, out_of_time=True), 42, 137, "end of the grace period"),
