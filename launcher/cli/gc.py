@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import click
 
 from launcher.cli import output, runs
+from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.jobsets import cluster_options, list_runs, open_cluster, plain, table
 from launcher.storage import Storage, StorageError, is_remote, open_storage
 from recipes.contract import ExitCode
@@ -23,7 +24,6 @@ if typing.TYPE_CHECKING:
     from launcher.gke.gc import Garbage
     from launcher.gke.objects import Object
 
-INTERRUPTED = 130
 HEADER = ("RUN", "STATE", "AGE", "RUN DIRECTORY", "WHY")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AGE = re.compile(r"([0-9]{1,6})([smhd])")

@@ -22,6 +22,7 @@ import click
 from launcher.beside import beside
 from launcher.bundle import Bundle, is_uploaded, left_out, make_bundle, upload
 from launcher.cli import output
+from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.quick import quick_start
 from launcher.gke.alone import check_alone
 from launcher.gke.api_errors import ClusterError
@@ -45,8 +46,6 @@ from recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from launcher.gke.follow import Ended
-
-INTERRUPTED = 130
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

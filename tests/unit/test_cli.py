@@ -16,6 +16,7 @@ import yaml
 
 from launcher import cli
 from launcher.cli import app, output
+from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.show import yaml_scalar
 from launcher.compose import compose
 from launcher.recipe_yaml import plain_scalar
@@ -263,7 +264,7 @@ def test_ctrl_c_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
     monkeypatch.setattr("launcher.cli.recipes.command", command)
     code, out, err = run(capsys, "recipes")
-    assert (code, out, err.strip()) == (app.INTERRUPTED, "", "interrupted")
+    assert (code, out, err.strip()) == (INTERRUPTED, "", "interrupted")
 
 
 def test_version() -> None:
