@@ -48,6 +48,7 @@ TELL_S = 2.0
 """How long to try to tell process 0 how this host ended."""
 LISTEN_S, LISTEN_NOTICED_S = 5.0, 0.5
 """How long process 0 waits for the others to say how they ended; after a notice."""
+COLLATERAL_S = 5.0
 LEASE_RETRY_S = 2.0
 
 
@@ -194,6 +195,7 @@ def _follow(pod: Pod, notice: Notice) -> End:
     own = _agent(pod, attempt, notice.order)
     with contextlib.suppress(OSError):
         gang.call(leader, GANG_PORT, dataclasses.replace(hello, end=own), timeout_s=TELL_S)
+    _let_the_cause_come_first(own, notice)
     return _words(own)
 
 
@@ -262,6 +264,19 @@ def _leaders_order(keeper: LeaseKeeper, lookout: Lookout, notice: Notice) -> sig
     if keeper.lost is not None:
         return signal.SIGQUIT
     return signal.SIGTERM if lookout.seen().stop else notice.order()
+
+
+def _let_the_cause_come_first(own: HostEnd, notice: Notice) -> None:
+    """JobSet judges by the Jobs that have failed so far: a host that died of another's end stays a while.
+
+    Else a preemption during compilation would be counted, because the peers of the preempted host die of
+    it before that one is gone. JobSet's SIGTERM ends the wait.
+    """
+    notice.listen()
+    if own.exit_code == ExitCode.INFRASTRUCTURE and own.collateral:
+        deadline_s = time.monotonic() + COLLATERAL_S
+        while not notice.came and time.monotonic() < deadline_s:
+            time.sleep(0.05)
 
 
 def _listen(members: Gang, pod: Pod, own: HostEnd) -> Mapping[str, HostEnd]:

@@ -134,7 +134,11 @@ def _check_stopped(training: Training) -> None:
     code, _, err = training.finish()
     assert none_running(hosts)
     records = training.records()
-    assert [record.exit_code for record in records] == [ExitCode.PREEMPTED] * 2, (records, err)
+    assert len(records) == 2, (records, err)
+    # Who was not noticed may find its peer gone first, and says so.
+    own = [record for record in records if not (record.exit_code == 75 and record.collateral)]
+    assert own, (records, err)
+    assert {record.exit_code for record in own} == {ExitCode.PREEMPTED}, (records, err)
     assert (code, training.codes()) == (ExitCode.PREEMPTED, [ExitCode.PREEMPTED]), err
     assert took_s < NOTICE_LIMIT_S, records
 
