@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher import storage_gcs
 from tests.cluster.build import REQUIRE, Unavailable, find_manifests, find_program
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
@@ -46,6 +47,18 @@ def require(*programs: str) -> None:
         pytest.fail(f"{REQUIRE}=1, but {problem}")
     if problem:
         pytest.skip(problem)
+
+
+@pytest.fixture(autouse=True)
+def _no_traces() -> Iterator[None]:
+    """Closes what the storage client of the test has open, and unsets what it was pointed with."""
+    before = dict(os.environ)
+    yield
+    if (emulator := os.environ.get("STORAGE_EMULATOR_HOST")) is not None:
+        storage_gcs._client_of(emulator).close()
+        storage_gcs._client_of.cache_clear()
+    os.environ.clear()
+    os.environ.update(before)
 
 
 @pytest.fixture(scope="session")
