@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome
+from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, host_end
 from launcher.ledger import AttemptEnd, HostRecord
 from launcher.rundir import RunDir, committed_step
 from recipes.contract import ExitCode
@@ -71,36 +71,19 @@ def close_attempt(run: RunDir, attempt: int, told: Mapping[str, HostEnd], *, now
     start = run.attempt_start(attempt)
     ends, hosts = dict(told), start.hosts if start else tuple(told)
     if len(ends) < len(hosts) <= MAX_HOSTS_READ:
-        records = {record.host: record for record in run.hosts(attempt)}
-        ends = {**{host: host_end(record) for host, record in records.items()}, **ends}
+        ends = {**{record.host: end_of(record) for record in run.hosts(attempt)}, **ends}
     outcome = attempt_outcome(_blamed([ends.get(host) or _lost(host) for host in hosts]))
-    failed = outcome.exit_code != ExitCode.COMPLETE
-    end = AttemptEnd(
-        end_s=now,
-        exit_code=int(outcome.exit_code),
-        first_failing_host=outcome.host or None,
-        message=outcome.reason if failed else "",
-        hint=outcome.hint,
-        from_step=start.from_step if start else -1,
-        to_step=committed_step(run.storage),
-    )
+    from_step = start.from_step if start else -1
+    end = outcome.end(now=now, from_step=from_step, to_step=committed_step(run.storage))
     run.write_attempt_end(attempt, end)
     return outcome
 
 
-def host_end(record: HostRecord) -> HostEnd:
-    """How a host ended, from its own record."""
+def end_of(record: HostRecord) -> HostEnd:
+    """How a host ended, from its own record; lost when its agent did not close it."""
     if record.exit_code is None or record.end_s is None:
         return _lost(record.host)
-    return HostEnd(
-        host=record.host,
-        exit_code=record.exit_code,
-        reason=record.reason,
-        hint=record.hint,
-        time_s=record.end_s,
-        collateral=record.collateral,
-        hung=record.hung,
-    )
+    return host_end(record, record.end_s)
 
 
 def _lost(host: str) -> HostEnd:

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from launcher.ledger import AttemptEnd, HostRecord
 from recipes.contract import ExitCode, Failure
 
 FATAL_LINE = "Terminating process because the JAX distributed service detected fatal errors"
@@ -136,6 +137,20 @@ class HostEnd:
     """Unix time of its last progress report; tells a stuck host from those that waited for it."""
 
 
+def host_end(record: HostRecord, end_s: float) -> HostEnd:
+    """How a host ended, from the record that its agent closed at ``end_s``."""
+    code = ExitCode.INFRASTRUCTURE if record.exit_code is None else record.exit_code
+    return HostEnd(
+        host=record.host,
+        exit_code=code,
+        reason=record.reason,
+        hint=record.hint,
+        time_s=end_s,
+        collateral=record.collateral,
+        hung=record.hung,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttemptOutcome:
     """How an attempt ended, and of whom."""
@@ -145,6 +160,24 @@ class AttemptOutcome:
     hint: str = ""
     host: str = ""
     """The host that failed first; empty when complete."""
+
+    def end(self, *, now: float, from_step: int, to_step: int) -> AttemptEnd:
+        """What the run directory keeps of it.
+
+        Args:
+          now: Unix time.
+          from_step: newest committed step at the start of the attempt, -1 when none.
+          to_step: the same at its end.
+        """
+        return AttemptEnd(
+            end_s=now,
+            exit_code=int(self.exit_code),
+            first_failing_host=self.host or None,
+            message="" if self.exit_code == ExitCode.COMPLETE else self.reason,
+            hint=self.hint,
+            from_step=from_step,
+            to_step=to_step,
+        )
 
 
 def attempt_outcome(ends: Sequence[HostEnd]) -> AttemptOutcome:

@@ -16,6 +16,7 @@ from typing import Any
 from recipes.contract import Env
 from recipes.fingerprint import fingerprint
 from recipes.hardware import CPU, Generation, SliceShape, generation, slice_shape
+from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
 from recipes.parallelism import MeshShape, mesh_shape
 from recipes.parameters import STATE_BYTES, count_active_parameters, count_parameters, parameters_per_device
 from recipes.schema import Recipe
@@ -174,11 +175,8 @@ def _hardware(recipe: Recipe, shape: SliceShape, chip: Generation) -> HardwarePl
 def _node_labels(recipe: Recipe, shape: SliceShape) -> Mapping[str, str]:
     if recipe.target.kind != "gke" or shape.gke_accelerator is None:
         return {}
-    labels = {
-        "cloud.google.com/gke-tpu-accelerator": shape.gke_accelerator,
-        "cloud.google.com/gke-tpu-topology": shape.topology_name,
-    }
-    return labels | ({"cloud.google.com/gke-spot": "true"} if recipe.target.capacity == "spot" else {})
+    labels = {ACCELERATOR: shape.gke_accelerator, TOPOLOGY: shape.topology_name}
+    return labels | ({SPOT: "true"} if recipe.target.capacity == "spot" else {})
 
 
 def _batch(recipe: Recipe, mesh: MeshShape, hardware: HardwarePlan) -> BatchPlan:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -29,6 +28,7 @@ from launcher.lease_keeper import LeaseKeeper
 from launcher.lookout import Lookout
 from launcher.rundir import RunDir, read_recipe
 from launcher.storage import StorageError, open_storage
+from launcher.tee import marked
 from recipes.contract import (
     COORDINATOR_PORT,
     GANG_PORT,
@@ -36,7 +36,7 @@ from recipes.contract import (
     ExitCode,
     HostContext,
     PodEnv,
-    host_name,
+    host_names,
 )
 from recipes.errors import UserError
 
@@ -112,10 +112,9 @@ class Pod:
         )
 
     @property
-    def hosts(self) -> tuple[str, ...]:
+    def hosts(self) -> Sequence[str]:
         """All hosts, in the order of their ranks."""
-        pairs = itertools.product(range(self.context.num_slices), range(self.context.hosts_per_slice))
-        return tuple(itertools.starmap(host_name, pairs))
+        return host_names(self.context.num_slices, self.context.hosts_per_slice)
 
     def during(self, attempt: int) -> HostContext:
         """This host in one attempt."""
@@ -256,7 +255,7 @@ def _hold(run: RunDir, owner: lease.Owner, notice: Notice) -> LeaseKeeper:
 
 
 def _agent(pod: Pod, attempt: int, orders: Orders) -> HostEnd:
-    return attempts.host_end(run_agent(pod.during(attempt), orders=orders))
+    return attempts.end_of(run_agent(pod.during(attempt), orders=orders))
 
 
 def _leaders_order(keeper: LeaseKeeper, lookout: Lookout, notice: Notice) -> signal.Signals | None:
@@ -308,8 +307,7 @@ def _leave_words(words: str, environ: Mapping[str, str]) -> None:
 
 
 def _say(text: str) -> None:
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    print(f"[muster {stamp}] {text}", flush=True)
+    print(marked(text, time.time()), flush=True)
 
 
 if __name__ == "__main__":

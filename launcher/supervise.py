@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from launcher.backends import Attempt, Backend
 from launcher.exits import AttemptOutcome
-from launcher.ledger import AttemptEnd, Heartbeat
+from launcher.ledger import Heartbeat
 from launcher.lookout import Seen
 from launcher.rundir import RunDir, committed_step
 from recipes.contract import ExitCode
@@ -222,15 +222,7 @@ class Supervisor:
         self._watcher.say(f"attempt {number}: {len(hosts)} {noun}, from {self._start(before)}")
         outcome = self._see_through(number, self._backend.begin(number))
         after = committed_step(self._run.storage)
-        end = AttemptEnd(
-            end_s=time.time(),
-            exit_code=int(outcome.exit_code),
-            first_failing_host=outcome.host or None,
-            message="" if outcome.exit_code == ExitCode.COMPLETE else outcome.reason,
-            hint=outcome.hint,
-            from_step=before,
-            to_step=after,
-        )
+        end = outcome.end(now=time.time(), from_step=before, to_step=after)
         self._run.write_attempt_end(number, end)
         return number, outcome, after > before
 

@@ -21,6 +21,11 @@ TAIL_LINES = 20
 MAX_LINE_BYTES = 4096
 
 
+def marked(text: str, time_s: float) -> str:
+    """A line of Muster's own among a trainer's, dated."""
+    return f"[muster {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(time_s))}] {text}"
+
+
 class Tee:
     """Takes output in chunks. A full disk or a closed terminal loses log, never the training."""
 
@@ -51,8 +56,7 @@ class Tee:
 
     def say(self, text: str) -> None:
         """A line of the agent's own, marked and dated."""
-        date = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
-        line = f"[muster {date}] {text}\n".encode(errors="replace")
+        line = f"{marked(text, self._clock())}\n".encode(errors="replace")
         with self._lock:
             # The trainer may have been cut off in the middle of a line.
             self._write(b"\n" + line if self._mid_line else line)

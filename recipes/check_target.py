@@ -20,11 +20,11 @@ MAX_ENV_BYTES = 64 * 1024
 """Of all names and values together: a JobSet with them is one object of at most 1.5 MiB in etcd."""
 
 _COMPUTED_LABELS = {
-    "cloud.google.com/gke-tpu-accelerator": "hardware.generation",
-    "cloud.google.com/gke-tpu-topology": "hardware.topology",
-    "cloud.google.com/gke-spot": "target.capacity=spot",
-    "cloud.google.com/gke-flex-start": "target.capacity=flex_start",
-    "cloud.google.com/reservation-name": "target.reservation",
+    names.ACCELERATOR: "hardware.generation",
+    names.TOPOLOGY: "hardware.topology",
+    names.SPOT: "target.capacity=spot",
+    names.FLEX_START: "target.capacity=flex_start",
+    names.RESERVATION: "target.reservation",
 }
 """Node labels that the plan selects by, and the keys that it takes them from."""
 _RESERVED_DOMAINS = ("kubernetes.io", "k8s.io", "x-k8s.io", "muster.tpu")

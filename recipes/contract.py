@@ -6,6 +6,7 @@ The launcher never imports the trainer and the trainer never imports the launche
 from __future__ import annotations
 
 import enum
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -157,6 +158,12 @@ class HostContext:
 def host_name(slice_id: int, host_id: int) -> str:
     """How a host is named in logs, heartbeats and messages, for example ``s0-h3``."""
     return f"s{slice_id}-h{host_id}"
+
+
+def host_names(num_slices: int, hosts_per_slice: int) -> Sequence[str]:
+    """Names of all hosts, in the order of their ranks."""
+    pairs = itertools.product(range(num_slices), range(hosts_per_slice))
+    return tuple(itertools.starmap(host_name, pairs))
 
 
 class RunPath(enum.StrEnum):

@@ -12,6 +12,11 @@ import re
 MAX_LABEL, MAX_SUBDOMAIN = 63, 253
 MAX_REPOSITORY = 255
 
+ACCELERATOR, TOPOLOGY = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
+SPOT, FLEX_START = "cloud.google.com/gke-spot", "cloud.google.com/gke-flex-start"
+RESERVATION = "cloud.google.com/reservation-name"
+"""Labels that GKE gives to nodes; those of the capacity are keys of taints too."""
+
 _DNS_LABEL = r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?"
 _LABEL = re.compile(_DNS_LABEL)
 _SUBDOMAIN = re.compile(rf"{_DNS_LABEL}(?:\.{_DNS_LABEL})*")

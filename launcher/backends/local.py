@@ -7,7 +7,7 @@ a real one.
 from __future__ import annotations
 
 import contextlib
-import itertools
+import dataclasses
 import os
 import re
 import shutil
@@ -22,13 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_status, shell_status
+from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_status, host_end, shell_status
 from launcher.ledger import HostRecord
 from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
 from launcher.shipping import output_cargo
 from launcher.storage import StorageError
-from recipes.contract import ExitCode, HostContext, cache_dir, host_name
+from recipes.contract import ExitCode, HostContext, cache_dir, host_names
 from recipes.errors import UserError
 
 ADDRESS = "127.0.0.1"
@@ -59,8 +59,7 @@ class LocalShape:
     @property
     def hosts(self) -> Sequence[str]:
         """Names of all hosts, in the order of their ranks."""
-        pairs = itertools.product(range(self.num_slices), range(self.hosts_per_slice))
-        return tuple(itertools.starmap(host_name, pairs))
+        return host_names(self.num_slices, self.hosts_per_slice)
 
 
 def agent_env(inherited: Mapping[str, str], context: HostContext, devices_per_host: int) -> dict[str, str]:
@@ -242,14 +241,10 @@ class LocalAttempt:
             return HostEnd(
                 host=name, exit_code=code, reason=reason, time_s=time.time(), collateral=host.stopped
             )
-        return HostEnd(
-            host=name,
+        return dataclasses.replace(
+            host_end(record, record.end_s),
             exit_code=code,
-            reason=record.reason,
-            hint=record.hint,
-            time_s=record.end_s,
             collateral=record.collateral or host.stopped,
-            hung=record.hung,
             last_report_s=self._last_report_s(name),
         )
 

@@ -61,7 +61,7 @@ from launcher.gke.doctor_checks_kueue import (
     check_topology,
     flavor_names,
 )
-from launcher.gke.doctor_checks_nodes import ACCELERATOR, TOPOLOGY, Hosts, check_nodes
+from launcher.gke.doctor_checks_nodes import Hosts, check_nodes
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import EVENTS, JOBS, JOBSETS, PODS, Object, Resource, items, name, text
 from launcher.gke.podspec import NODE_POOL, node_selector, tolerations
@@ -69,6 +69,7 @@ from launcher.plan import Plan
 from launcher.storage import StorageError, Unavailable, open_storage
 from launcher.storage_gcs import GcsStorage
 from recipes.hardware import CPU
+from recipes.kubernetes_names import ACCELERATOR, TOPOLOGY
 from recipes.schema import Recipe
 
 MAX_CPU_NODES = 500

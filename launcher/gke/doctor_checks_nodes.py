@@ -24,10 +24,9 @@ from launcher.gke.doctor_checks import (
     warning,
 )
 from launcher.gke.objects import Object, is_deleting, is_true, items, label, mapping, name, text
-from launcher.gke.podspec import FLEX_START, NODE_POOL, QUEUED, SPOT, TPU
+from launcher.gke.podspec import NODE_POOL, QUEUED, TPU
+from recipes.kubernetes_names import ACCELERATOR, FLEX_START, SPOT, TOPOLOGY
 
-ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-TOPOLOGY = "cloud.google.com/gke-tpu-topology"
 _CAPACITY_TAINTS = (SPOT, FLEX_START, QUEUED)
 _TERMINATING = "cloud.google.com/impending-node-termination"
 _SEEN_OTHERWISE = ("node.kubernetes.io/unschedulable", "node.kubernetes.io/not-ready")

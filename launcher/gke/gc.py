@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from launcher.gke import names
 from launcher.gke.client import Cluster
 from launcher.gke.objects import JOBSETS, Object, annotation, dig, is_deleting, items, label, name, text, uid
-from launcher.gke.observe import QUEUE
 from launcher.gke.owned import ended_s, num_up, unix_time
 from launcher.gke.submit import is_ours, wait_gone
 from launcher.rundir import RunDir
@@ -81,7 +80,7 @@ def why_garbage(jobset: Object, run: RunSeen | None, *, now: float, older_than_s
         return ""
     if not run.exists:
         return "no slice is up, and its run directory is gone"
-    is_queued = bool(label(jobset, QUEUE)) and dig(jobset, "spec", "suspend") is True
+    is_queued = bool(label(jobset, names.QUEUE)) and dig(jobset, "spec", "suspend") is True
     if not is_queued and now - run.heard_s >= older_than_s:
         return "no slice is up, and no host was heard of for as long"
     return ""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from launcher.gke import names
 from launcher.gke.api_errors import ClusterError, Denied, Missing
 from launcher.gke.client import Cluster
 from launcher.gke.objects import (
@@ -28,7 +29,6 @@ from launcher.gke.observe import (
     JOBSET_NAME,
     JOBSET_UID,
     MAX_PODS,
-    QUEUE,
     JobState,
     Observation,
     Seen,
@@ -43,19 +43,18 @@ EVENTS_TIMEOUT_S = 5.0
 
 def observe(cluster: Cluster, run: str) -> Observation:
     """The JobSet of a run, explained."""
-    return explain(look(cluster, run))
+    return explain(look(cluster, cluster.get(JOBSETS, run)))
 
 
-def look(cluster: Cluster, run: str) -> Seen:
-    """As much as the explanation needs.
+def look(cluster: Cluster, jobset: Object | None) -> Seen:
+    """As much as the explanation of a JobSet needs.
 
     Raises:
-      ClusterError: the cluster does not answer, or the JobSet may not be read. What else may not be
-        read is left out.
+      ClusterError: the cluster does not answer. What may not be read is left out.
     """
-    jobset = cluster.get(JOBSETS, run)
     if jobset is None:
         return Seen(jobset=None)
+    run = name(jobset)
     jobs = _owned(_list(cluster, JOBS, labels=f"{JOBSET_NAME}={run}", limit=MAX_JOBS), jobset)
     seen = Seen(jobset=jobset, jobs=jobs)
     state = explain(seen).state
@@ -79,7 +78,7 @@ def pods_in(cluster: Cluster, jobset: Object, phase: str) -> Sequence[Object]:
 
 def workload(cluster: Cluster, jobset: Object) -> Object | None:
     """Kueue's Workload of a JobSet, in whichever version it serves."""
-    if not label(jobset, QUEUE):
+    if not label(jobset, names.QUEUE):
         return None
     for resource in WORKLOADS:
         try:

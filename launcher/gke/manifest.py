@@ -21,7 +21,6 @@ from launcher.gke.podspec import NODE_POOL
 from launcher.plan import Plan
 from recipes.schema import Recipe
 
-QUEUE = "kueue.x-k8s.io/queue-name"
 PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
 
 
@@ -63,7 +62,7 @@ def _metadata(recipe: Recipe, plan: Plan) -> Object:
     target = recipe.target
     found = labels(recipe, plan)
     if target.queue is not None:
-        found[QUEUE] = target.queue
+        found[names.QUEUE] = target.queue
         if target.priority_class is not None:
             found[PRIORITY_CLASS] = target.priority_class
     annotations = {names.RUN_DIR: plan.run_dir}

@@ -17,6 +17,8 @@ SPEC = "muster.tpu/spec"
 RUN_DIR = "muster.tpu/run-dir"
 """Annotation: the run directory. A label cannot hold an address."""
 DIGEST_CHARS = 16
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""Kueue's label: in which LocalQueue a JobSet waits."""
 
 CONTAINER = "trainer"
 SLICE_JOB = "slice"

@@ -34,7 +34,6 @@ JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 JOB_INDEX = "jobset.sigs.k8s.io/job-index"
 RESTART_ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"
 POD_INDEX = "batch.kubernetes.io/job-completion-index"
-QUEUE = "kueue.x-k8s.io/queue-name"
 MAX_PODS = 50
 """At most so many are looked at; more need not be counted to say what keeps them."""
 
@@ -165,7 +164,7 @@ def _observation(
 
 
 def _suspended(jobset: Object, seen: Seen) -> tuple[JobState, str]:
-    queue = label(jobset, QUEUE)
+    queue = label(jobset, names.QUEUE)
     if not queue:
         return JobState.SUSPENDED, "spec.suspend is true: somebody suspended it"
     return JobState.QUEUED, f"queue {queue}: {_queued(seen.workload)}"

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from launcher.gke import names
 from launcher.gke.client import Cluster, connect
-from launcher.gke.look import observe
+from launcher.gke.look import look
 from launcher.gke.objects import JOBSETS, Object, annotation
-from launcher.gke.observe import Observation
+from launcher.gke.observe import Observation, explain
 from launcher.gke.submit import is_ours
 from launcher.rundir import RunDir, read_recipe
 from launcher.storage import StorageError, open_storage
@@ -73,8 +73,8 @@ def view(run: RunDir, name: str, target: TargetConfig) -> ClusterView:
     try:
         cluster = connect(target.cluster, target.namespace)
         found = dataclasses.replace(found, context=cluster.context)
-        own_jobset(cluster, run, name)
-        return dataclasses.replace(found, seen=observe(cluster, name))
+        jobset = own_jobset(cluster, run, name)
+        return dataclasses.replace(found, seen=explain(look(cluster, jobset)))
     except UserError as error:
         return dataclasses.replace(found, problem=error.message)
 

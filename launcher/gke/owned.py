@@ -25,7 +25,7 @@ from launcher.gke.objects import (
     number,
     text,
 )
-from launcher.gke.observe import QUEUE, JobState, Seen, explain
+from launcher.gke.observe import JobState, Seen, explain
 from launcher.gke.podspec import TPU
 from launcher.gke.submit import is_ours
 
@@ -71,7 +71,7 @@ def describe(jobset: Object) -> Owned:
         chips=int(sum(each.total(TPU) for each in with_chips)),
         created_s=unix_time(text(jobset, "metadata", "creationTimestamp")),
         ended_s=ended_s(jobset),
-        queue=label(jobset, QUEUE),
+        queue=label(jobset, names.QUEUE),
         run_dir=annotation(jobset, names.RUN_DIR),
     )
 

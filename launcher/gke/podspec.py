@@ -14,16 +14,14 @@ from launcher.gke.env import TERMINATION_LOG, VOLUME, Object, host_env
 from launcher.plan import Plan
 from recipes.contract import COORDINATOR_PORT, GANG_PORT, MEGASCALE_PORT
 from recipes.hardware import CPU
+from recipes.kubernetes_names import FLEX_START, RESERVATION, SPOT
 from recipes.schema import Recipe, TargetConfig
 
 COMMAND = ("python", "-P", "-m", "launcher.pod")
 TPU = "google.com/tpu"
 """Resource, and key of the taint of every TPU node."""
-SPOT = "cloud.google.com/gke-spot"
-FLEX_START = "cloud.google.com/gke-flex-start"
 QUEUED = "cloud.google.com/gke-queued"
 """Taint of node pools with queued provisioning (cluster-toolkit, examples of DWS flex-start)."""
-RESERVATION = "cloud.google.com/reservation-name"
 NODE_POOL = "cloud.google.com/gke-nodepool"
 """A slice of several hosts is one node pool."""
 

@@ -12,15 +12,15 @@ from typing import Any
 
 from launcher.gke import syntax
 from launcher.gke.jobs import PODSET
-from launcher.gke.podspec import SPOT, TPU
+from launcher.gke.podspec import TPU
 from launcher.gke.validate_pod import pod_problems
 from launcher.gke.validating import Found, JobShape, finding, label_problems, listed, mapped, whole
 from recipes.hardware import generations, host_shapes
+from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
 
 _MAX_INDEXED_PODS = 100_000
 _MAX_RULES, _MAX_CODES, _MAX_CONDITIONS = 20, 255, 20
 _ACTIONS = ("FailJob", "Ignore", "Count")
-_ACCELERATOR, _TOPOLOGY = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
 _TOPOLOGY_REQUESTS = ("required", "preferred", "unconstrained")
 
 
@@ -111,12 +111,12 @@ def _exit_codes(requirement: Mapping[str, Any], key: str, job: JobShape) -> Foun
 def _chips(job: JobShape) -> Found:
     """Requests against the machine, and machines against the topology."""
     selector, requested = mapped(job.pod.get("nodeSelector")), _requested(job)
-    accelerator, topology = selector.get(_ACCELERATOR), selector.get(_TOPOLOGY)
+    accelerator, topology = selector.get(ACCELERATOR), selector.get(TOPOLOGY)
     key = "hardware.topology"
     if (accelerator is None) != (requested is None) or (accelerator is None) != (topology is None):
         value = f"{accelerator} {topology}, {requested} chips"
         reason = "accelerator, topology and chips do not come together: GKE would not give the pod its chips"
-        yield finding(key, value, reason, f"select {_ACCELERATOR}, {_TOPOLOGY} and request {TPU}")
+        yield finding(key, value, reason, f"select {ACCELERATOR}, {TOPOLOGY} and request {TPU}")
         return
     if requested is None:
         return

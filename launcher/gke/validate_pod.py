@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launcher.gke import names, syntax
-from launcher.gke.podspec import RESERVATION, TPU
+from launcher.gke.podspec import TPU
 from launcher.gke.validating import Found, JobShape, finding, listed, mapped, whole
+from recipes.kubernetes_names import RESERVATION
 
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _MAX_PORT = 65535

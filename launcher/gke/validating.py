@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher.gke import names, syntax
-from launcher.gke.manifest import PRIORITY_CLASS, QUEUE
+from launcher.gke.manifest import PRIORITY_CLASS
 from recipes.errors import Problem
 
 type Found = Iterator[Problem]
 
-_LABEL_KEYS = {QUEUE: "target.queue", PRIORITY_CLASS: "target.priority_class"}
+_LABEL_KEYS = {names.QUEUE: "target.queue", PRIORITY_CLASS: "target.priority_class"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
