@@ -8,7 +8,6 @@ that ask no cluster: xpk's dry run (a pinned release in an environment of its ow
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -21,8 +20,8 @@ from benchmarks.figures import Figure, best, ratio_of_bests
 from benchmarks.machine import MUSTER, REPO, environment
 from recipes.contract import cache_dir
 from tests.cluster.api import Api
-from tests.cluster.build import Unavailable, find_manifests, find_program
-from tests.cluster.cluster import JOBSET_NAME, JOBSETS
+from tests.cluster.build import PROGRAMS, lacking
+from tests.cluster.cluster import IMAGE, JOBSET_NAME, JOBSETS
 from tests.cluster.control_plane import ADMIN, ControlPlane
 from tests.cluster.waiting import wait_until
 from tests.local.gcs_server import GcsServer, running_gcs_server
@@ -30,8 +29,6 @@ from tests.local.gcs_server import GcsServer, running_gcs_server
 NUM_RUNS = 5
 AIM_S = 1.0
 XPK = "1.16.0"
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
-IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
 NUM_SLICES = 199
 SLICES = f"{NUM_SLICES} x v5e-256"
 LARGE = (
@@ -79,7 +76,7 @@ class _Bench:
 
 def submissions(work: Path) -> Sequence[Figure]:
     """Everything by turns; nothing, and why, where there is no control plane."""
-    if problem := lacking():
+    if problem := lacking(*PROGRAMS):
         print(f"skipped: {problem}", file=sys.stderr)
         return []
     xpk = _find_xpk()
@@ -111,19 +108,6 @@ def figures(times: Times) -> list[Figure]:
             for what, values in compared.items()
         ]
     return found
-
-
-def lacking() -> str:
-    """Why there is no control plane here; empty when there is."""
-    if shutil.which("openssl") is None:
-        return "there is no `openssl` on the PATH"
-    try:
-        for program in PROGRAMS:
-            find_program(program)
-        find_manifests("jobset")
-    except Unavailable as error:
-        return str(error)
-    return ""
 
 
 def _find_xpk() -> Path | None:

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import Figure, summary
-from benchmarks.gke import lacking
 from launcher.rundir import RunDir
 from recipes.contract import RunPath
+from tests.cluster.build import PROGRAMS, lacking
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.runs import SHORT, Run
@@ -28,7 +28,7 @@ FIRST_STEP = 10
 
 def preemptions(*, num_rounds: int, work: Path) -> Sequence[Figure]:
     """``num_rounds`` preemptions of one run; nothing, and why, where there is no control plane."""
-    if problem := lacking():
+    if problem := lacking(*PROGRAMS):
         print(f"skipped: {problem}", file=sys.stderr)
         return []
     rounds: list[Sequence[float]] = []

@@ -39,6 +39,10 @@ PATCHES = {
 """A main file, what is replaced in it and by what: no test may have to write to /etc."""
 
 
+PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
+"""Of a control plane without Kueue."""
+
+
 class Unavailable(Exception):
     """There is no control plane on this machine, and why."""
 
@@ -117,6 +121,21 @@ def find_manifests(name: str) -> Path:
     if not found.is_dir():
         raise Unavailable(f"{name} is not built: run `make control-plane` (needs Go >= {_go_text()})")
     return found
+
+
+def lacking(*programs: str) -> str:
+    """Why a control plane of these programs cannot be had here; empty when it can."""
+    if sys.platform != "linux":
+        return "the process kubelet needs Linux (/proc, a loopback network)"
+    if shutil.which("openssl") is None:
+        return "there is no `openssl` on the PATH"
+    try:
+        for program in programs:
+            find_program(program)
+        find_manifests(programs[-1])
+    except Unavailable as error:
+        return str(error)
+    return ""
 
 
 def _component(program: str) -> Component:

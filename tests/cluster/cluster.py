@@ -22,6 +22,8 @@ JOBSETS = f"/apis/{names.GROUP}/{names.VERSION}"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 IMAGE_ENV = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.defpath}", "LANG": "C.UTF-8"}
 """What the image would set: this Python as `python`, with this project in it."""
+IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
+"""The kubelet of the tests pulls nothing: its pods run in this environment."""
 _numbers = itertools.count(1)
 
 

@@ -11,38 +11,23 @@ Skipped with the reason where there is no control plane; MUSTER_REQUIRE_CLUSTER=
 from __future__ import annotations
 
 import os
-import shutil
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from launcher import storage_gcs
-from tests.cluster.build import REQUIRE, Unavailable, find_manifests, find_program
+from tests.cluster.build import PROGRAMS, REQUIRE, lacking
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.launcher import Capture, Launcher, make_launcher
 from tests.cluster.runs import SHORT, bits
-from tests.local.gcs_server import GcsServer, running_gcs_server
+from tests.local.gcs_server import GcsServer, close_clients, running_gcs_server
 from tests.local.launching import REPO, Launch
-
-PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "jobset")
 
 
 def require(*programs: str) -> None:
     """Skips the test, or fails it where it is demanded, when a control plane cannot be had."""
-    problem = ""
-    if sys.platform != "linux":
-        problem = "the process kubelet needs Linux (/proc, a loopback network)"
-    elif shutil.which("openssl") is None:
-        problem = "there is no `openssl` on the PATH"
-    try:
-        for program in programs:
-            find_program(program)
-        find_manifests(programs[-1])
-    except Unavailable as error:
-        problem = problem or str(error)
+    problem = lacking(*programs)
     if problem and os.environ.get(REQUIRE) == "1":
         pytest.fail(f"{REQUIRE}=1, but {problem}")
     if problem:
@@ -54,9 +39,7 @@ def _no_traces() -> Iterator[None]:
     """Closes what the storage client of the test has open, and unsets what it was pointed with."""
     before = dict(os.environ)
     yield
-    if (emulator := os.environ.get("STORAGE_EMULATOR_HOST")) is not None:
-        storage_gcs._client_of(emulator).close()
-        storage_gcs._client_of.cache_clear()
+    close_clients()
     os.environ.clear()
     os.environ.update(before)
 

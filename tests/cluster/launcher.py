@@ -11,14 +11,12 @@ import pytest
 
 from launcher import cli
 from launcher.storage import open_storage
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import IMAGE, Cluster
 from tests.cluster.containers import now
 from tests.cluster.control_plane import ADMIN
 from tests.local.gcs_server import GcsServer
-from tests.local.launching import REPO
+from tests.local.launching import COMMAND, REPO
 
-IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
-COMMAND = "import sys; from launcher.cli import main; sys.exit(main())"
 Capture = pytest.CaptureFixture[str]
 
 

@@ -21,14 +21,11 @@ from launcher.storage import open_storage
 from recipes.contract import BUNDLES, RunPath
 from tests.chaos.training import digests, read_arrays
 from tests.cluster.api import Json
-from tests.cluster.cluster import Cluster
+from tests.cluster.cluster import IMAGE, Cluster
 from tests.cluster.control_plane import ADMIN
 from tests.local.gcs_server import GcsServer
-from tests.local.launching import REPO, STAND_IN
+from tests.local.launching import COMMAND, REPO, STAND_IN
 
-IMAGE = "registry.invalid/muster@sha256:" + "0" * 64
-"""The kubelet of the tests pulls nothing: its pods run in this environment."""
-COMMAND = "import sys; from launcher.cli import main; sys.exit(main())"
 PATIENCE_S = 300.0
 NUM_STEPS, SAVE_INTERVAL = 150, 50
 SHORT: Mapping[str, Any] = {

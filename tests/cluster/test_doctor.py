@@ -22,6 +22,8 @@ from launcher.gke.client import connect
 from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import JOBSETS
 from launcher.plan import make_plan
+from recipes.kubernetes_names import ACCELERATOR as ACCELERATOR_LABEL
+from recipes.kubernetes_names import TOPOLOGY as TOPOLOGY_LABEL
 from tests.cluster.api import Json
 from tests.cluster.cluster import Cluster
 from tests.cluster.control_plane import ADMIN, PLAIN, free_port
@@ -31,8 +33,6 @@ from tests.local.gcs_server import GcsServer
 
 TPU = "google.com/tpu"
 ACCELERATOR = "tpu-v6e-slice"
-ACCELERATOR_LABEL = "cloud.google.com/gke-tpu-accelerator"
-TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-topology"
 REGION = {"topology.kubernetes.io/region": "us-central1"}
 """Where the bucket server says that its buckets are."""
 CANARY = "canary-of-a-secret"

@@ -23,7 +23,8 @@ from launcher.gke.manifest import manifest
 from launcher.plan import make_plan
 from recipes.load import nest, recipe_from_dict
 from tests.cluster.api import Json
-from tests.cluster.conftest import PROGRAMS, require
+from tests.cluster.build import PROGRAMS
+from tests.cluster.conftest import require
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.nodes import node_body, tpu_node
 from tests.cluster.waiting import wait_until

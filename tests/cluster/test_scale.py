@@ -21,9 +21,10 @@ from launcher.ledger import Heartbeat, HostRecord
 from launcher.log_lines import stamp
 from recipes.contract import Phase, Progress, host_name
 from tests.cluster.api import Json
+from tests.cluster.build import PROGRAMS
 from tests.cluster.bulk import bulk_create, bulk_run
 from tests.cluster.cluster import JOBSET_NAME, Cluster
-from tests.cluster.conftest import PROGRAMS, require
+from tests.cluster.conftest import require
 from tests.cluster.control_plane import ControlPlane
 from tests.cluster.kueue import make_queue, workloads
 from tests.cluster.runs import SHORT, Run, stand_in_tree

@@ -23,13 +23,15 @@ from launcher.gke.look import observe
 from launcher.gke.observe import JobState
 from launcher.storage import open_storage
 from tests.cluster.api import ApiError, Json
-from tests.cluster.cluster import Cluster
-from tests.cluster.conftest import PROGRAMS, require
+from tests.cluster.build import PROGRAMS
+from tests.cluster.cluster import IMAGE, Cluster
+from tests.cluster.conftest import require
 from tests.cluster.control_plane import ADMIN, PLAIN, ControlPlane
 from tests.cluster.kueue import make_queue
-from tests.cluster.launcher import COMMAND, IMAGE, Capture, Launcher, make_launcher
+from tests.cluster.launcher import Capture, Launcher, make_launcher
 from tests.cluster.waiting import wait_until
 from tests.local.gcs_server import GcsServer
+from tests.local.launching import COMMAND
 
 # Once
 

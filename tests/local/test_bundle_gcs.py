@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from launcher import storage_gcs
 from launcher.bundle import bundle_path, fetch, is_uploaded, make_bundle, upload
 from launcher.storage import Storage, StorageError, open_storage
 from recipes.errors import UserError
 from tests.local.faulty_gcs import Fault, Weather, faulty_gcs, leaves_sockets
-from tests.local.gcs_server import GcsServer, running_gcs_server
+from tests.local.gcs_server import GcsServer, close_clients, running_gcs_server
 
 WORKER = """
 import sys
@@ -45,8 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 def _closed_clients(server: GcsServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
     yield
-    storage_gcs._client_of(os.environ["STORAGE_EMULATOR_HOST"]).close()
-    storage_gcs._client_of.cache_clear()
+    close_clients()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 from launcher import storage_gcs
 from launcher.storage import Conflict, Exists, NotFound, Storage, StorageError, Unavailable, open_storage
 from tests.local.faulty_gcs import Fault, faulty_gcs, leaves_sockets
-from tests.local.gcs_server import GcsServer, running_gcs_server
+from tests.local.gcs_server import GcsServer, close_clients, running_gcs_server
 
 
 @pytest.fixture(scope="module")
@@ -26,11 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[GcsServer]:
 
 @pytest.fixture(autouse=True)
 def _closed_clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The client of a process lives as long as it; here that would be a socket left open."""
     yield
-    if url := os.environ.get("STORAGE_EMULATOR_HOST"):
-        storage_gcs._client_of(url).close()
-        storage_gcs._client_of.cache_clear()
+    close_clients()
 
 
 @pytest.fixture(params=["local", "gs"])

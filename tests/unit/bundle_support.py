@@ -34,6 +34,14 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
         path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
+def small_tree(folder: Path) -> Path:
+    """A file, a program in a folder, an empty file and a link, without git."""
+    write(folder, {"a.py": "print(1)\n", "sub/run.sh": "#!/bin/sh\n", "empty": ""})
+    (folder / "sub" / "run.sh").chmod(0o755)
+    (folder / "link").symlink_to("sub/run.sh")
+    return folder
+
+
 def repository(folder: Path, files: Mapping[str, str | bytes]) -> Path:
     """A repository with one commit of ``files``."""
     folder.mkdir(parents=True, exist_ok=True)

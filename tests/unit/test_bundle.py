@@ -21,7 +21,15 @@ from launcher.bundle import Bundle, fetch, is_uploaded, make_bundle, upload
 from launcher.bundle_files import find_tree, looks_secret
 from launcher.storage import Storage, open_storage
 from recipes.errors import UserError
-from tests.unit.bundle_support import GIT_ENV, content_of, repository, round_trip, write, write_raw
+from tests.unit.bundle_support import (
+    GIT_ENV,
+    content_of,
+    repository,
+    round_trip,
+    small_tree,
+    write,
+    write_raw,
+)
 
 HOSTILE_NAMES = (
     b"-rf", b"--exec=sh", b"a b", b" ", b"end ", b"new\nline", b"tab\tand\rreturn", b"\x1b[31mred", b"\x7f",
@@ -45,11 +53,7 @@ def storage(tmp_path: Path) -> Storage:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    folder = tmp_path / "code"
-    write(folder, {"a.py": "print(1)\n", "sub/run.sh": "#!/bin/sh\n", "empty": ""})
-    (folder / "sub" / "run.sh").chmod(0o755)
-    (folder / "link").symlink_to("sub/run.sh")
-    return folder
+    return small_tree(tmp_path / "code")
 
 
 def test_what_arrives_is_what_was_there(code: Path, storage: Storage, tmp_path: Path) -> None:

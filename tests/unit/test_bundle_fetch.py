@@ -17,7 +17,7 @@ from launcher import bundle as bundle_module
 from launcher.bundle import bundle_path, fetch, make_bundle, upload
 from launcher.storage import Storage, StorageError, open_storage
 from recipes.errors import UserError
-from tests.unit.bundle_support import content_of, round_trip, write
+from tests.unit.bundle_support import content_of, round_trip, small_tree, write
 
 
 @pytest.fixture
@@ -27,11 +27,7 @@ def storage(tmp_path: Path) -> Storage:
 
 @pytest.fixture
 def code(tmp_path: Path) -> Path:
-    folder = tmp_path / "code"
-    write(folder, {"a.py": "print(1)\n", "sub/run.sh": "#!/bin/sh\n", "empty": ""})
-    (folder / "sub" / "run.sh").chmod(0o755)
-    (folder / "link").symlink_to("sub/run.sh")
-    return folder
+    return small_tree(tmp_path / "code")
 
 
 def put(storage: Storage, archive: bytes, packed: bytes | None = None) -> str:

@@ -20,8 +20,9 @@ from launcher.gke.doctor_checks_kueue import (
     check_topology,
     flavor_names,
 )
-from launcher.gke.doctor_checks_nodes import ACCELERATOR, TOPOLOGY, Hosts, check_nodes
-from launcher.gke.podspec import NODE_POOL, SPOT
+from launcher.gke.doctor_checks_nodes import Hosts, check_nodes
+from launcher.gke.podspec import NODE_POOL
+from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
 from tests.unit.manifest_support import golden
 from tests.unit.test_gke_doctor import FAILED, NOT_ALLOWED, OK, UNKNOWN, WARNING, named, said
 

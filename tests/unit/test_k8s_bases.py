@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.gke.podspec import NODE_POOL, SPOT, TPU
+from launcher.gke.podspec import NODE_POOL, TPU
 from recipes.hardware import CPU, generation, generations
+from recipes.kubernetes_names import SPOT
 from tests.cluster.build import COMPONENTS
 from tests.unit.k8s_support import (
     CLUSTER_KINDS,
