@@ -1,6 +1,6 @@
 """Opening and closing attempts where nobody stands outside: process 0 of a JobSet keeps the books.
 
-What `launcher.supervise` does for local runs, JobSet and these functions do together: JobSet restarts
+What `launcher.restarts` does for local runs, JobSet and these functions do together: JobSet restarts
 and counts failures, process 0 numbers the attempts, ends those that could not do it themselves and
 stops a job that restarts without getting on.
 """

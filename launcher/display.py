@@ -79,7 +79,7 @@ class StepClock:
 
 
 class Display(Protocol):
-    """A watcher (see :mod:`launcher.supervise`) that is opened and closed."""
+    """A watcher (see :mod:`launcher.restarts`) that is opened and closed."""
 
     def __enter__(self) -> Display: ...
 

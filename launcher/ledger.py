@@ -87,6 +87,8 @@ class StopRequest:
 
     requested_s: float
     by: str
+    resumes: bool = False
+    """The supervisor asked, to go on with other machines: no end of the run."""
 
 
 class Damaged(StorageError):

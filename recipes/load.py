@@ -110,7 +110,14 @@ def recipe_from_dict(data: object, *, origins: Mapping[str, str] | None = None) 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, Any]:
     """Nested plain data in schema order; ``recipe_from_dict`` reads it back."""
-    return dataclasses.asdict(recipe)
+    return typing.cast(dict[str, Any], _plain(dataclasses.asdict(recipe)))
+
+
+def _plain(value: object) -> object:
+    """Tuples as lists, which YAML and JSON have."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    return list(value) if isinstance(value, tuple) else value
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -207,6 +214,8 @@ class _Reader:
             return self._choice(key, typing.get_args(hint), value)
         if _is_mapping(hint):
             return self._entries(key, value)
+        if typing.get_origin(hint) is Sequence:
+            return self._texts(key, value)
         converted = _convert(hint, value)
         if converted is _INVALID:
             wanted = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}[hint]
@@ -231,6 +240,11 @@ class _Reader:
         if not all(isinstance(part, str) for entry in value.items() for part in entry):
             return _INVALID
         return dict(sorted(value.items()))
+
+    def _texts(self, key: Key, value: object) -> object:
+        if not isinstance(value, list | tuple) or not all(isinstance(text, str) for text in value):
+            return self.report(key.path, value, "is not a list of texts", f"give [TEXT, ...]: {key.doc}")
+        return tuple(value)
 
     def _choice(self, key: Key, options: tuple[str, ...], value: object) -> object:
         if value in options:

@@ -7,7 +7,7 @@ beside them); types, bounds and meanings live here. `recipes/load.py` reads one 
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -60,6 +60,16 @@ class RunConfig:
             Effect.OPERATION,
             minimum=1,
         ),
+    )
+    deadline: str | None = field(
+        default=None,
+        metadata=spec(
+            "when the run is stopped with a checkpoint, for example 2027-01-31T18:00Z", Effect.OPERATION
+        ),
+    )
+    max_cost: float | None = field(
+        default=None,
+        metadata=spec("USD in all after which it is stopped with a checkpoint", Effect.OPERATION, above=0.0),
     )
     peer_timeout_s: float = field(
         default=10.0,
@@ -176,9 +186,17 @@ class MultisliceConfig:
     min_slices: int | None = field(
         default=None,
         metadata=spec(
-            "fewest slices to go on with while others are away (target.controller=pathways)",
-            Effect.SPEED,
+            "fewest slices to go on with while capacity is short; null: never fewer than num_slices",
+            Effect.OPERATION,
             minimum=1,
+        ),
+    )
+    grow_after_s: float = field(
+        default=900.0,
+        metadata=spec(
+            "seconds on fewer slices before the missing ones are asked for again",
+            Effect.OPERATION,
+            minimum=1.0,
         ),
     )
     data: int = field(default=-1, metadata=spec("replicas of the weights across slices", Effect.SPEED))
@@ -312,7 +330,11 @@ class TargetConfig:
     )
     service_account: str | None = field(
         default=None,
-        metadata=spec("Kubernetes service account, for Workload Identity", Effect.OPERATION),
+        metadata=spec(
+            "Kubernetes service account for Workload Identity; on TPU VMs the e-mail address of one of Google"
+            " Cloud's",
+            Effect.OPERATION,
+        ),
     )
     queue: str | None = field(
         default=None, metadata=spec("Kueue LocalQueue; null: without Kueue", Effect.OPERATION)
@@ -368,6 +390,78 @@ class TargetConfig:
     )
     pathways_proxy_image: str | None = field(
         default=None, metadata=spec("image by digest of Pathways' proxy", Effect.OPERATION)
+    )
+    project: str | None = field(
+        default=None, metadata=spec("Google Cloud project of TPU VMs, by its id", Effect.OPERATION)
+    )
+    zone: str | None = field(default=None, metadata=spec("zone of TPU VMs", Effect.OPERATION))
+    fallbacks: Sequence[str] = field(
+        default=(),
+        metadata=spec(
+            "ZONE/CAPACITY to try in this order while there are no TPU VMs in target.zone", Effect.OPERATION
+        ),
+    )
+    fallback_after_s: float = field(
+        default=900.0,
+        metadata=spec(
+            "seconds without chips before the next of target.fallbacks, or fewer slices, are tried",
+            Effect.OPERATION,
+            minimum=1.0,
+        ),
+    )
+    valid_until_s: float | None = field(
+        default=None,
+        metadata=spec(
+            "seconds after which the service gives up a request for TPU VMs; null: never",
+            Effect.OPERATION,
+            minimum=1.0,
+        ),
+    )
+    min_duration_s: float | None = field(
+        default=None,
+        metadata=spec(
+            "seconds that guaranteed TPU VMs are promised for (on_demand and reserved)",
+            Effect.OPERATION,
+            minimum=1.0,
+        ),
+    )
+    workload_type: Literal["default", "throughput_optimized", "availability_optimized"] = field(
+        default="default",
+        metadata=spec("what Cloud TPU places several slices for (API v2alpha1)", Effect.OPERATION),
+    )
+    runtime_version: str | None = field(
+        default=None,
+        metadata=spec("software of TPU VMs; null: the one for the generation", Effect.OPERATION),
+    )
+    network: str | None = field(
+        default=None, metadata=spec("VPC network of TPU VMs; null: the project's default", Effect.OPERATION)
+    )
+    subnetwork: str | None = field(
+        default=None, metadata=spec("subnetwork of TPU VMs, in their region", Effect.OPERATION)
+    )
+    external_ips: bool = field(
+        default=True,
+        metadata=spec(
+            "TPU VMs have external addresses; false: the network needs Cloud NAT and Private Google Access",
+            Effect.OPERATION,
+        ),
+    )
+    network_tags: Sequence[str] = field(
+        default=(), metadata=spec("tags that firewall rules know TPU VMs by", Effect.OPERATION)
+    )
+    disks: Sequence[str] = field(
+        default=(),
+        metadata=spec("persistent disks of the zone, attached read-only to every TPU VM", Effect.OPERATION),
+    )
+    requirements: Sequence[str] = field(
+        default=("requirements.lock", "k8s/requirements-tpu.lock"),
+        metadata=spec("lock files within the code that TPU VMs install from, with hashes", Effect.OPERATION),
+    )
+    python: str | None = field(
+        default=None,
+        metadata=spec(
+            "interpreter on the TPU VMs that has everything already; null: one is installed", Effect.OPERATION
+        ),
     )
 
 

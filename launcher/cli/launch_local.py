@@ -23,7 +23,7 @@ from launcher.provenance import lock_info
 from launcher.rundir import RunDir, committed_step, create_or_open
 from launcher.storage import StorageError, open_storage
 from launcher.summary import RunSummary, summary
-from launcher.supervise import Asked, Finish, Supervisor
+from launcher.restarts import Asked, Finish, Supervisor
 from recipes.contract import ExitCode, Fork, RunPath, attempt_path
 from recipes.schema import Recipe
 

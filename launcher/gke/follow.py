@@ -17,7 +17,7 @@ from launcher.gke.observe import JobState, Observation
 from launcher.ledger import AttemptEnd, Heartbeat
 from launcher.rundir import RunDir
 from launcher.storage import StorageError
-from launcher.supervise import Watcher
+from launcher.restarts import Watcher
 from recipes.contract import ExitCode, host_name
 
 PERIOD_S = 2.0

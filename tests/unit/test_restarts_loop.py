@@ -13,7 +13,7 @@ from launcher.ledger import Heartbeat, StopRequest
 from launcher.lookout import Seen
 from launcher.rundir import create_or_open
 from launcher.storage import open_storage
-from launcher.supervise import Asked, Supervisor
+from launcher.restarts import Asked, Supervisor
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 from recipes.load import recipe_from_dict

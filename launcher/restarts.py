@@ -1,6 +1,6 @@
 """Attempt after attempt until a run is done: one pure decision, and the loop that carries it out.
 
-``decide`` knows no clock and no processes; its table is tests/unit/test_supervise.py.
+``decide`` knows no clock and no processes; its table is tests/unit/test_restarts.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.supervise import Budget, Observed, decide
+from launcher.restarts import Budget, Observed, decide
 from recipes.contract import ExitCode
 
 OK, FAILED, BAD, PREEMPTED, INFRA = 0, 1, 2, 42, 75

@@ -1,0 +1,1 @@
+"""TPU VMs by queued resources of the Cloud TPU API."""
