@@ -20,10 +20,10 @@ from launcher.lease_keeper import LeaseKeeper
 from launcher.lookout import Lookout
 from launcher.plan import Plan
 from launcher.provenance import lock_info
+from launcher.restarts import Asked, Finish, Supervisor
 from launcher.rundir import RunDir, committed_step, create_or_open
 from launcher.storage import StorageError, open_storage
 from launcher.summary import RunSummary, summary
-from launcher.restarts import Asked, Finish, Supervisor
 from recipes.contract import ExitCode, Fork, RunPath, attempt_path
 from recipes.schema import Recipe
 

@@ -15,9 +15,9 @@ from launcher.gke.client import Cluster
 from launcher.gke.look import observe
 from launcher.gke.observe import JobState, Observation
 from launcher.ledger import AttemptEnd, Heartbeat
+from launcher.restarts import Watcher
 from launcher.rundir import RunDir
 from launcher.storage import StorageError
-from launcher.restarts import Watcher
 from recipes.contract import ExitCode, host_name
 
 PERIOD_S = 2.0

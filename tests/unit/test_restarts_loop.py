@@ -11,9 +11,9 @@ from launcher.exits import AttemptOutcome
 from launcher.lease import LeaseLost
 from launcher.ledger import Heartbeat, StopRequest
 from launcher.lookout import Seen
+from launcher.restarts import Asked, Supervisor
 from launcher.rundir import create_or_open
 from launcher.storage import open_storage
-from launcher.restarts import Asked, Supervisor
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 from recipes.load import recipe_from_dict
