@@ -1,4 +1,4 @@
-"""What the supervisor sees: machines, and how the run is getting on. Plain data; no cloud is imported here."""
+"""What the supervisor sees: machines, and how the run is getting on. Plain data, no cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where machines come from, as the supervisor sees it: two clouds implement it, ``launcher.tpu`` and ``launcher.gke``."""
+"""Where machines come from, as the supervisor sees it: ``launcher.tpu`` and ``launcher.gke`` implement it."""
 
 from __future__ import annotations
 
@@ -54,4 +54,4 @@ class Place(Protocol):
         """What the machines of an option are called there."""
 
     def left_lease(self, provision: Provision) -> str:
-        """Id under which the hosts of a provision held the run's lease: of use once they are certainly gone."""
+        """Id under which a provision's hosts held the run's lease: of use once they are certainly gone."""

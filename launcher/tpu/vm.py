@@ -1,4 +1,4 @@
-"""What a TPU VM is told by metadata; the back end writes it, the bootstrap and the worker on the VM read it."""
+"""What a TPU VM is told by metadata: written by the back end, read by bootstrap and worker on the VM."""
 
 from __future__ import annotations
 
