@@ -1,4 +1,6 @@
-"""Who may act on a run: ``lease.json``, taken and handed over only by versioned writes.
+"""Who may act on a run: ``lease.json`` and ``supervisor.json``, handed over only by versioned writes.
+
+The first is held by who runs the attempt, the second by who gets machines for it.
 
 A lease is free when it was released, when it expired, or when its owner's process is dead on this
 very machine. It is never deleted: releasing writes a marker, so every change goes through the
@@ -63,6 +65,7 @@ class Held:
 
     lease: Lease
     version: Version
+    path: str = RunPath.LEASE
 
 
 class LeaseHeld(UserError):
@@ -96,9 +99,9 @@ class LeaseLost(UserError):
 class LeaseGone(LeaseLost):
     """Nobody took it: somebody removed it."""
 
-    def __init__(self, where: str, *, folder_too: bool) -> None:
+    def __init__(self, where: str, path: str, *, folder_too: bool) -> None:
         super().__init__(where)
-        gone = f"the run directory {where}" if folder_too else f"{where}/{RunPath.LEASE}"
+        gone = f"the run directory {where}" if folder_too else f"{where}/{path}"
         self.message = f"{gone} is gone"
         self.hint = "it was removed or moved while the run went on; this process has stopped"
 
@@ -118,9 +121,9 @@ def this_process(what: str, *, owner_id: str | None = None) -> Owner:
     )
 
 
-def read(storage: Storage) -> Lease | None:
+def read(storage: Storage, path: str = RunPath.LEASE) -> Lease | None:
     """The lease as it is, free or not; None when the run never had one."""
-    found = _read(storage)
+    found = _read(storage, path)
     return found[0] if found else None
 
 
@@ -131,27 +134,33 @@ def is_held(lease: Lease | None, now: float) -> bool:
     return not _is_dead(lease.owner)
 
 
-def acquire(storage: Storage, owner: Owner, now: float) -> Held:
+def acquire(storage: Storage, owner: Owner, now: float, path: str = RunPath.LEASE) -> Held:
     """Takes the lease.
+
+    Args:
+      storage: the run directory.
+      owner: who wants it.
+      now: Unix time.
+      path: which of the run's leases.
 
     Raises:
       LeaseHeld: somebody else has it.
     """
     lease = Lease(owner=owner, acquired_s=now, expires_s=now + LEASE_S)
-    found = _read(storage)
+    found = _read(storage, path)
     if found and is_held(found[0], now) and found[0].owner.id != owner.id:
         raise LeaseHeld(storage.url, found[0], now)
     try:
         if found is None:
-            version = storage.create(RunPath.LEASE, ledger.encode(lease))
+            version = storage.create(path, ledger.encode(lease))
         else:
-            version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=found[1])
+            version = storage.replace(path, ledger.encode(lease), if_version=found[1])
     except (Exists, Conflict):
-        winner = _read(storage)
+        winner = _read(storage, path)
         if winner is None:
             raise
         raise LeaseHeld(storage.url, winner[0], now) from None
-    return Held(lease=lease, version=version)
+    return Held(lease=lease, version=version, path=path)
 
 
 def renew(storage: Storage, held: Held, now: float) -> Held:
@@ -180,25 +189,25 @@ def job_owner(uid: str) -> str:
 
 def release_of(storage: Storage, owner_id: str) -> None:
     """Frees the lease of an owner that certainly runs no more; nothing happens when it is another's."""
-    found = _read(storage)
+    found = _read(storage, RunPath.LEASE)
     if found and found[0].owner.id == owner_id and not found[0].released:
         release(storage, Held(lease=found[0], version=found[1]))
 
 
 def _rewrite(storage: Storage, held: Held, lease: Lease) -> Held:
     try:
-        version = storage.replace(RunPath.LEASE, ledger.encode(lease), if_version=held.version)
+        version = storage.replace(held.path, ledger.encode(lease), if_version=held.version)
     except (Conflict, NotFound):
-        raise _lost(storage) from None
-    return Held(lease=lease, version=version)
+        raise _lost(storage, held.path) from None
+    return Held(lease=lease, version=version, path=held.path)
 
 
-def _lost(storage: Storage) -> LeaseLost:
+def _lost(storage: Storage, path: str) -> LeaseLost:
     """Why the lease is no longer what this process wrote."""
     with contextlib.suppress(StorageError):
         names = storage.children()
-        if RunPath.LEASE not in names:
-            return LeaseGone(storage.url, folder_too=RunPath.RECIPE not in names)
+        if path not in names:
+            return LeaseGone(storage.url, path, folder_too=RunPath.RECIPE not in names)
     return LeaseLost(storage.url)
 
 
@@ -213,13 +222,13 @@ def _date(time_s: float) -> str:
         return "a year beyond 9999"
 
 
-def _read(storage: Storage) -> tuple[Lease, Version] | None:
+def _read(storage: Storage, path: str) -> tuple[Lease, Version] | None:
     try:
-        data, version = storage.read_versioned(RunPath.LEASE)
+        data, version = storage.read_versioned(path)
     except NotFound:
         return None
     try:
-        return ledger.decode(data, Lease, f"{storage.url}/{RunPath.LEASE}"), version
+        return ledger.decode(data, Lease, f"{storage.url}/{path}"), version
     except ledger.Damaged as error:
         # Nobody can tell whether somebody holds it, so nobody may act.
         error.hint = f"it is damaged or was not written by Muster; {_away(storage.url)}"

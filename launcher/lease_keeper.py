@@ -7,6 +7,7 @@ import time
 
 from launcher.lease import LEASE_S, Held, LeaseLost, Owner
 from launcher.rundir import RunDir
+from recipes.contract import RunPath
 from recipes.errors import UserError
 
 RENEWALS_A_LEASE = 4
@@ -15,8 +16,8 @@ RENEWALS_A_LEASE = 4
 class LeaseKeeper:
     """A context manager: holds the lease inside, releases it at the end; ``take`` may come earlier."""
 
-    def __init__(self, run: RunDir, owner: Owner) -> None:
-        self._run, self._owner = run, owner
+    def __init__(self, run: RunDir, owner: Owner, path: str = RunPath.LEASE) -> None:
+        self._run, self._owner, self._path = run, owner, path
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._held: Held | None = None
@@ -30,7 +31,7 @@ class LeaseKeeper:
           LeaseHeld: somebody else has it.
         """
         if self._held is None:
-            self._held = self._run.acquire(self._owner, time.time())
+            self._held = self._run.acquire(self._owner, time.time(), self._path)
             self._thread.start()
 
     def __enter__(self) -> LeaseKeeper:

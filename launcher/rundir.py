@@ -20,8 +20,17 @@ import yaml
 from launcher import lease, ledger
 from launcher.ledger import AttemptEnd, AttemptStart, Damaged, Heartbeat, HostRecord, StopRequest
 from launcher.storage_types import Exists, Names, NotFound, Storage, StorageError, Unavailable
+from launcher.supervise.records import Order, Provision
 from launcher.text import one_line
-from recipes.contract import RECIPE_HEADER, SCHEMA_VERSION, Fork, RunPath, attempt_path, heartbeat_path
+from recipes.contract import (
+    RECIPE_HEADER,
+    SCHEMA_VERSION,
+    Fork,
+    RunPath,
+    attempt_path,
+    heartbeat_path,
+    provision_path,
+)
 from recipes.errors import UserError
 from recipes.fingerprint import Change, changes, fingerprint
 from recipes.load import recipe_from_dict, recipe_to_dict
@@ -184,10 +193,36 @@ class RunDir:
             name.removesuffix(".json"): time_s for name, time_s in times.items() if name.endswith(".json")
         }
 
+    # Supervision
+
+    def order(self) -> Order | None:
+        """What is to be kept running elsewhere; None for a local run."""
+        return self._maybe(RunPath.ORDER, Order)
+
+    def write_order(self, order: Order) -> None:
+        self.storage.replace(RunPath.ORDER, ledger.encode(order))
+
+    def provisions(self, damaged: Names | None = None) -> Sequence[Provision]:
+        """Every set of machines that was asked for, oldest first."""
+        found = self._records(RunPath.PROVISIONS, Provision, damaged, None)
+        return sorted(found, key=lambda each: each.number)
+
+    def claim_provision(self, provision: Provision) -> bool:
+        """Writes a new entry; False when another process has that number."""
+        try:
+            self.storage.create(provision_path(provision.number), ledger.encode(provision))
+        except Exists:
+            return False
+        return True
+
+    def write_provision(self, provision: Provision) -> None:
+        self.storage.replace(provision_path(provision.number), ledger.encode(provision))
+
     # Stop requests
 
-    def request_stop(self, now: float, by: str) -> None:
-        self.storage.replace(RunPath.STOP, ledger.encode(StopRequest(requested_s=now, by=by)))
+    def request_stop(self, now: float, by: str, *, resumes: bool = False) -> None:
+        request = StopRequest(requested_s=now, by=by, resumes=resumes)
+        self.storage.replace(RunPath.STOP, ledger.encode(request))
 
     def stop_request(self) -> StopRequest | None:
         """The request for a stop; a damaged one counts too, for somebody asked."""
@@ -202,9 +237,9 @@ class RunDir:
 
     # Lease
 
-    def acquire(self, owner: lease.Owner, now: float) -> lease.Held:
+    def acquire(self, owner: lease.Owner, now: float, path: str = RunPath.LEASE) -> lease.Held:
         """See :func:`launcher.lease.acquire`."""
-        return lease.acquire(self.storage, owner, now)
+        return lease.acquire(self.storage, owner, now, path)
 
     def renew(self, held: lease.Held, now: float) -> lease.Held:
         return lease.renew(self.storage, held, now)

@@ -200,6 +200,11 @@ def attempt_path(attempt: int) -> str:
     return f"{RunPath.ATTEMPTS}/{attempt:04d}"
 
 
+def provision_path(number: int) -> str:
+    """Ledger entry of one set of machines, relative to the run directory."""
+    return f"{RunPath.PROVISIONS}/{number:04d}.json"
+
+
 def heartbeat_path(host: str) -> str:
     """Heartbeat object of one host, relative to the run directory."""
     return f"{RunPath.HEARTBEATS}/{host}.json"

@@ -218,7 +218,10 @@ class _Case:
         stop = self.seen.stop
         if stop is not None and self._hosts_are_leaving(stop.requested_s):
             return [Wait(why=f"{finish.reason}; the hosts are saving")]
-        return self._remove_all(Trouble.REPLACED, finish.reason) or [finish]
+        if actions := self._remove_all(Trouble.REPLACED, finish.reason):
+            return actions
+        left = next((each for each in self.seen.machines if each.phase is not Phase.OVER), None)
+        return [Wait(why=f"{left.name} is being removed ({left.state})") if left else finish]
 
     def _hosts_are_leaving(self, asked_s: float) -> bool:
         there = self.machines_of(self.main)

@@ -1,0 +1,110 @@
+"""Everything that supervising one run takes, put together from its run directory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from launcher.rundir import RunDir
+from launcher.storage import open_storage
+from launcher.supervise.fleet import Fleet, RunFacts, observation
+from launcher.supervise.loop import PERIOD_S, Supervisor
+from launcher.supervise.observation import Observation, Wanted
+from launcher.supervise.place import Place
+from launcher.supervise.wanted import wanted as wanted_of
+from recipes.errors import UserError
+from recipes.schema import Recipe
+
+type Places = Callable[[RunDir, RunFacts, Recipe], Place]
+"""Gives the place of a run's machines, by its target."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Supervised:
+    """One run and what it is to be."""
+
+    run: RunDir
+    recipe: Recipe
+    wanted: Wanted
+    place: Place
+
+    def supervisor(
+        self,
+        *,
+        say: Callable[[str], None],
+        may_act: Callable[[], None],
+        now: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+        period_s: float = PERIOD_S,
+    ) -> Supervisor:
+        """The loop over this run alone."""
+        fleet = reader(self.run)
+
+        def observe() -> Observation:
+            fleet.refresh(now())
+            facts = next(iter(fleet.runs()), None)
+            if facts is None or facts.order is None or facts.order.id != self.wanted.order.id:
+                raise replaced(self.run)
+            return observation(facts, self.place.look(), now())
+
+        return Supervisor(
+            run=self.run,
+            wanted=self.wanted,
+            place=self.place,
+            observe=observe,
+            say=say,
+            may_act=may_act,
+            now=now,
+            sleep=sleep,
+            period_s=period_s,
+        )
+
+
+def supervised(run: RunDir, places: Places) -> Supervised:
+    """A run as its newest order says.
+
+    Raises:
+      UserError: it has none, or something of it cannot be read.
+    """
+    fleet = reader(run)
+    fleet.refresh(time.time())
+    facts = next(iter(fleet.runs()), None)
+    if facts is None or facts.order is None or facts.recipe is None:
+        raise no_order(run)
+    return of_facts(run, facts, places)
+
+
+def of_facts(run: RunDir, facts: RunFacts, places: Places) -> Supervised:
+    """A run as the fleet's reader found it."""
+    order, recipe = facts.order, facts.recipe
+    if order is None or recipe is None:
+        raise no_order(run)
+    return Supervised(
+        run=run,
+        recipe=recipe,
+        wanted=wanted_of(recipe, order, facts.name),
+        place=places(run, facts, recipe),
+    )
+
+
+def reader(run: RunDir) -> Fleet:
+    """The fleet's reader over one run."""
+    root, _, name = run.url.rpartition("/")
+    return Fleet(open_storage(root), [name])
+
+
+def no_order(run: RunDir) -> UserError:
+    """Of a run that nobody has to supervise."""
+    return UserError(
+        f"{run.url} was not launched onto TPU VMs or a cluster",
+        hint="local runs are supervised by `muster launch` itself",
+    )
+
+
+def replaced(run: RunDir) -> UserError:
+    """The order is not the one any more that this process carries out."""
+    return UserError(
+        f"{run.url} was launched anew; this process no longer supervises it",
+        hint="`muster status` shows who does",
+    )
