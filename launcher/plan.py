@@ -232,6 +232,12 @@ def _checkpoint(recipe: Recipe) -> CheckpointPlan:
     )
 
 
+def price_of(recipe: Recipe) -> PricePlan | None:
+    """What an hour of all its machines costs; None when no price is known."""
+    shape, chip = slice_shape(recipe.hardware), generation(recipe.hardware.generation)
+    return _price(recipe, _hardware(recipe, shape, chip), chip)
+
+
 def _price(recipe: Recipe, hardware: HardwarePlan, chip: Generation) -> PricePlan | None:
     own, listed = recipe.hardware.price_per_chip_hour, chip.price
     if own is not None:

@@ -11,6 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+Capacity = Literal["on_demand", "spot", "reserved", "flex_start"]
+"""How chips are bought."""
+
 
 class Effect(enum.StrEnum):
     """What changing a key does to a run that has already begun."""
@@ -289,7 +292,7 @@ class TargetConfig:
     kind: Literal["local", "gke", "tpu"] = field(
         metadata=spec("local CPU processes, GKE JobSet, or TPU VMs by queued resources", Effect.OPERATION)
     )
-    capacity: Literal["on_demand", "spot", "reserved", "flex_start"] = field(
+    capacity: Capacity = field(
         default="on_demand", metadata=spec("how the chips are bought", Effect.OPERATION)
     )
     reservation: str | None = field(

@@ -268,8 +268,9 @@ class _Case:
         return [*warnings, healing.patience(self.wanted, self.seen, self.main, there)]
 
     def _numbered(self, action: Action) -> Action:
-        is_new = isinstance(action, Create) and action.number == 0
-        return dataclasses.replace(action, number=self.next_number()) if is_new else action
+        if isinstance(action, Create) and action.number == 0:
+            return dataclasses.replace(action, number=self.next_number())
+        return action
 
     def _drop_probe(self) -> Sequence[Action]:
         there = self.machines_of(self.probe)
