@@ -2,7 +2,8 @@
 
 JobSet's restart-attempt label stays the same over suspension, so it cannot number attempts; the run
 directory can, but only one host may ask it. That host is process 0, and the others ask it over TCP:
-a line of JSON there, a line back. At their end they tell it how they ended.
+a line of JSON there, a line back. At their end they tell it how they ended. Where the hosts outlive the
+attempt, as TPU VMs do, they meet again for the next one: a new Gang behind the same server.
 """
 
 from __future__ import annotations
@@ -34,10 +35,12 @@ class Call:
     """What a host says to process 0."""
 
     incarnation: str
-    """Of its JobSet and restart; another one is another attempt."""
+    """Of its JobSet and restart, or of its VMs; another one is another attempt."""
     host: str
     pod: str
-    """Uid of its pod: a host that was replaced is another one."""
+    """Uid of its pod, or of one boot of its VM: a host that was replaced is another one."""
+    attempt: int = 0
+    """The one that it was in last, and whose end it may tell; 0: none of this incarnation."""
     end: HostEnd | None = None
     """How it ended; None while it wants to know its attempt."""
 
@@ -49,17 +52,19 @@ class Answer:
     attempt: int = 0
     """0: not yet."""
     refused: str = ""
+    over: str = ""
+    """Why there will be no other attempt; empty while there may be."""
 
 
 class Gang:
-    """Who is here, and how they ended: the state of process 0, safe to use from any thread."""
+    """Who is here for one attempt, and how they ended: the state of process 0, safe in any thread."""
 
     def __init__(self, incarnation: str, hosts: Sequence[str], *, own: str) -> None:
         self._incarnation, self._expected, self._own = incarnation, frozenset(hosts), own
         self._lock = threading.Lock()
         self._pods: dict[str, str] = {own: ""}
         self._ends: dict[str, HostEnd] = {}
-        self._attempt = 0
+        self._attempt, self._over = 0, ""
 
     def answer(self, call: Call) -> Answer:
         """What to answer one host; notes that it is here, or how it ended."""
@@ -68,12 +73,24 @@ class Gang:
                 return Answer(refused="this is another incarnation of the job")
             if call.host not in self._expected or call.host == self._own:
                 return Answer(refused=f"{call.host[:40]} is not one of the other hosts")
+            if call.end is not None:
+                return self._note(call, call.end)
+            if self._over:
+                self._pods.pop(call.host, None)
+                return Answer(over=self._over)
+            if self._attempt and call.attempt >= self._attempt:
+                # It is back for the next attempt before process 0 is.
+                return Answer()
             if self._attempt and self._pods.get(call.host) != call.pod:
                 return Answer(refused=f"attempt {self._attempt} is under way without this pod")
             self._pods[call.host] = call.pod
-            if call.end is not None:
-                self._ends[call.host] = call.end
             return Answer(attempt=self._attempt)
+
+    def _note(self, call: Call, end: HostEnd) -> Answer:
+        if call.attempt != self._attempt or self._pods.get(call.host) != call.pod:
+            return Answer(refused=f"attempt {call.attempt} is not under way")
+        self._ends[call.host] = end
+        return Answer(attempt=self._attempt)
 
     def missing(self) -> Sequence[str]:
         """Hosts that have not called yet."""
@@ -85,6 +102,16 @@ class Gang:
         with self._lock:
             self._attempt = attempt
 
+    def end(self, why: str) -> None:
+        """From here on everybody is told that there will be no other attempt."""
+        with self._lock:
+            self._over = why
+
+    def untold(self) -> int:
+        """How many hosts of the attempt have not been told so yet."""
+        with self._lock:
+            return len(self._pods.keys() - {self._own})
+
     def ends(self) -> Mapping[str, HostEnd]:
         """How hosts ended that said so."""
         with self._lock:
@@ -92,10 +119,10 @@ class Gang:
 
 
 class GangServer:
-    """Answers hosts in a thread of its own, until the process ends."""
+    """Answers hosts in a thread of its own, until the process ends; ``gang`` may be replaced meanwhile."""
 
     def __init__(self, gang: Gang, address: str, port: int) -> None:
-        self._gang, self._address, self._port = gang, address, port
+        self.gang, self._address, self._port = gang, address, port
         self._listening = threading.Event()
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="gang", daemon=True)
@@ -140,7 +167,7 @@ class GangServer:
 
     def _reply(self, line: bytes) -> Answer:
         try:
-            return self._gang.answer(ledger.decode(line, Call, "call"))
+            return self.gang.answer(ledger.decode(line, Call, "call"))
         except StorageError as error:
             return Answer(refused=error.message)
 
@@ -159,6 +186,10 @@ def call(address: str, port: int, what: Call, *, timeout_s: float = ANSWER_S) ->
         return ledger.decode(line, Answer, f"{address}:{port}")
     except StorageError as error:
         raise OSError(error.message) from error
+
+
+class RunOver(Exception):
+    """There will be no other attempt; the message says why."""
 
 
 class NeverMet(Exception):

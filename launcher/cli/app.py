@@ -28,12 +28,13 @@ VERBS = {
     "plan": "Show what a launch would do, touching nothing.",
     "doctor": "Check a recipe against its cluster, changing nothing.",
     "launch": "Run a recipe to its end, or resume it.",
+    "supervise": "Keep runs going that were launched onto TPU VMs or a cluster.",
     "replay": "Launch a run again as a new one, from what it recorded.",
     "ls": "List the runs.",
     "status": "Show how a run is doing.",
     "logs": "Show the logs of a run's hosts.",
     "stop": "Stop a run cleanly; it can be resumed.",
-    "gc": "Clear away what is left of runs in a cluster, after asking.",
+    "gc": "Clear away what is left of runs in a cluster or a zone, after asking.",
     "completion": "Print the completion script of a shell.",
 }
 """Short help by verb; the module ``launcher.cli.VERB`` has the click command as ``command``."""

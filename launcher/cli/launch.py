@@ -21,7 +21,7 @@ from recipes.schema import Recipe
 @click.option("--fork", "fork_name", metavar="NEW", help="Start run NEW from this run's newest checkpoint.")
 @click.option("--no-restart", is_flag=True, help="End with the first attempt, however it ends.")
 @click.option("--dry-run", is_flag=True, help="Print the plan and touch nothing.")
-@click.option("--wait", is_flag=True, help="On a cluster: follow the run to its end; Ctrl-C lets it go on.")
+@click.option("--wait", is_flag=True, help="Elsewhere: supervise the run to its end; Ctrl-C lets it go on.")
 @click.option("--yes", "assume_yes", is_flag=True, help="Launch above target.max_chips or max_cost unasked.")
 @click.option("--json", "as_json", is_flag=True, help="How it ended, as JSON on stdout.")
 def command(
@@ -38,7 +38,8 @@ def command(
     """Run RECIPE to its end, or resume it.
 
     Here, Ctrl-C once saves and stops; launching again goes on from there. On a cluster (target=gke) the
-    run is submitted and goes on by itself.
+    run is submitted and goes on by itself. On TPU VMs (target=tpu) it takes a supervisor: --wait, or
+    `muster supervise`.
     """
     with quick_start():
         resolved = compose_recipe(recipe, overrides, search).recipe
@@ -72,6 +73,19 @@ def command(
             as_json=as_json,
         )
         click.get_current_context().exit(int(launch_gke.launch(asked)))
+    if resolved.target.kind == "tpu":
+        from launcher.cli import launch_tpu
+
+        wanted = launch_tpu.TpuLaunch(
+            recipe=resolved,
+            plan=plan,
+            again=again,
+            fork=fork,
+            assume_yes=assume_yes,
+            wait=wait,
+            as_json=as_json,
+        )
+        click.get_current_context().exit(int(launch_tpu.launch(wanted)))
     from launcher.cli import launch_local
     from launcher.inputs import check_inputs
 
@@ -85,12 +99,7 @@ def command(
 
 def _check_target(recipe: Recipe, *, no_restart: bool, wait: bool) -> None:
     kind = recipe.target.kind
-    if kind == "gke" and no_restart:
-        raise UserError("--no-restart is for local runs", hint="on GKE, give run.max_restarts=0")
+    if kind != "local" and no_restart:
+        raise UserError("--no-restart is for local runs", hint="elsewhere, give run.max_restarts=0")
     if kind == "local" and wait:
-        raise UserError("--wait is for runs on a cluster", hint="a local run is always followed to its end")
-    if kind == "tpu":
-        raise UserError(
-            f"target.kind={kind}: submitting to {kind} is not built yet",
-            hint="see docs/status.md; `muster plan` shows what would run, and target=local runs here",
-        )
+        raise UserError("--wait is for runs elsewhere", hint="a local run is always followed to its end")

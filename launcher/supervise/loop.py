@@ -82,8 +82,12 @@ class Supervisor:
             if isinstance(result, Finish):
                 return result
             if isinstance(result, Wait):
-                self._sleep(self._pause_s(result))
+                self.pause(result)
         return None
+
+    def pause(self, wait: Wait) -> None:
+        """Until it is worth looking again."""
+        self._sleep(self._pause_s(wait))
 
     def step(self) -> Finish | Wait | None:
         """One look and what follows from it; None when there may be more to do at once."""
