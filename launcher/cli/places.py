@@ -1,4 +1,4 @@
-"""Where the machines of a run come from, by its target. Cloud clients are imported for those who need them."""
+"""Where the machines of a run come from, by its target; cloud clients only for those who need them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What launching elsewhere takes whatever the place: the code, the run directory, and asking before it is dear."""
+"""What launching elsewhere takes whatever the place: code, run directory, and asking before it is dear."""
 
 from __future__ import annotations
 
