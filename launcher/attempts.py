@@ -1,8 +1,8 @@
-"""Opening and closing attempts where nobody stands outside: process 0 of a JobSet keeps the books.
+"""Opening and closing attempts where nobody stands outside: process 0 of the hosts keeps the books.
 
 What `launcher.restarts` does for local runs, JobSet and these functions do together: JobSet restarts
 and counts failures, process 0 numbers the attempts, ends those that could not do it themselves and
-stops a job that restarts without getting on.
+stops a job that restarts without getting on. On TPU VMs process 0 counts failures too.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.budget import Verdict, judge
 from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, host_end
-from launcher.ledger import AttemptEnd, HostRecord
-from launcher.rundir import RunDir, committed_step
+from launcher.ledger import AttemptEnd, AttemptStart, HostRecord
+from launcher.rundir import READERS, RunDir, committed_step
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 from recipes.schema import Recipe
@@ -34,7 +36,7 @@ class Opening:
     recipe: Recipe
     hosts: Sequence[str]
     job: str
-    """Uid of the JobSet: restarts of one launch share it."""
+    """Uid of the JobSet, or id of the order: restarts of one launch share it."""
     lock: Mapping[str, Any]
 
 
@@ -46,8 +48,30 @@ def open_attempt(run: RunDir, opening: Opening, now: float) -> int:
     """
     close_last(run, now)
     _refuse_crash_loop(run, opening)
+    return number_attempt(run, opening, now)
+
+
+def number_attempt(run: RunDir, opening: Opening, now: float) -> int:
+    """Numbers a new attempt, whatever came before it."""
     lock = {**opening.lock, JOB: opening.job}
     return run.next_attempt(now, recipe=opening.recipe, hosts=opening.hosts, lock=lock)
+
+
+def verdict(run: RunDir, recipe: Recipe, job: str) -> Verdict | None:
+    """How a job has ended, by all its attempts; None: it goes on."""
+    numbers = run.attempts()
+    if not numbers:
+        return None
+    # In a bucket each takes some 50 ms, and there may be hundreds after a day of preemptions.
+    with ThreadPoolExecutor(min(READERS, len(numbers))) as pool:
+        starts = list(pool.map(run.attempt_start, numbers))
+        own = [number for number, start in zip(numbers, starts, strict=True) if _is_of(start, job)]
+        ends = list(pool.map(run.attempt_end, own))
+    return judge(
+        [end for end in ends if end is not None],
+        max_restarts=recipe.run.max_restarts,
+        max_attempts_without_progress=recipe.run.max_attempts_without_progress,
+    )
 
 
 def close_last(run: RunDir, now: float) -> None:
@@ -136,6 +160,10 @@ def _of_job(run: RunDir, job: str) -> Iterable[int]:
     """The attempts of one launch, newest first."""
     for attempt in reversed(run.attempts()):
         start = run.attempt_start(attempt)
-        if start is None or start.lock.get(JOB) != job:
+        if not _is_of(start, job):
             return
         yield attempt
+
+
+def _is_of(start: AttemptStart | None, job: str) -> bool:
+    return start is not None and start.lock.get(JOB) == job

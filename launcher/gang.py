@@ -202,20 +202,24 @@ def join(
     *,
     stopping: Callable[[], bool],
     say: Callable[[str], None],
+    after: int = 0,
     monotonic: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """The attempt's number, as process 0 tells it; 0 when asked to stop first.
+    """The attempt's number, as process 0 tells it and later than ``after``; 0 when asked to stop first.
 
     Raises:
       NeverMet: it did not within GATHER_TIMEOUT_S.
+      RunOver: there will be no other attempt.
     """
     deadline_s, told = monotonic() + GATHER_TIMEOUT_S, ""
     while not stopping():
         try:
             answer = ask()
             state = answer.refused or "the other hosts are not all here yet"
-            if answer.attempt:
+            if answer.over:
+                raise RunOver(answer.over)
+            if answer.attempt > after:
                 return answer.attempt
         except OSError as error:
             state = f"process 0 does not answer ({error})"

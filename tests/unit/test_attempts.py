@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.attempts import Opening, close_attempt, close_last, open_attempt
+from launcher.attempts import Opening, close_attempt, close_last, number_attempt, open_attempt, verdict
 from launcher.exits import HostEnd
 from launcher.ledger import AttemptEnd, HostRecord
 from launcher.rundir import RunDir
@@ -168,3 +168,36 @@ def test_another_launch_starts_the_count_again(tmp_path: Path) -> None:
     fruitless(run, job="job-2")
     fruitless(run, job="job-2")
     assert opened(run, job="job-2") == 6
+
+
+def failed(run: RunDir, *, job: str = "order-1", code: int = 75, step: int | None = None) -> None:
+    """One attempt where nobody else counts failures; it commits ``step``, if any."""
+    opening = Opening(recipe=run.recipe(), hosts=HOSTS, job=job, lock={})
+    attempt = number_attempt(run, opening, 100.0)
+    if step is not None:
+        commit_checkpoint(run.storage, step)
+    close_attempt(run, attempt, told(ended("s0-h0", code), ended("s1-h0", code)), now=200.0)
+
+
+def test_failures_are_counted_over_one_order(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    failed(run, job="order-0")
+    for step in range(run.recipe().run.max_restarts):
+        failed(run, step=step)
+        failed(run, code=42)
+        assert verdict(run, run.recipe(), "order-1") is None
+    failed(run, step=9)
+    found = verdict(run, run.recipe(), "order-1")
+    assert found is not None
+    assert found.exit_code == ExitCode.INFRASTRUCTURE
+    assert found.reason == "4 attempts failed (run.max_restarts=3); the last: s0-h0: s0-h0 said 75"
+    assert verdict(run, run.recipe(), "order-2") is None
+
+
+def test_a_number_that_was_claimed_only_and_an_attempt_under_way_say_nothing(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    for _ in range(2):
+        failed(run)
+    run.storage.create("attempts/0003/recipe.yaml", b"half")
+    number_attempt(run, Opening(recipe=run.recipe(), hosts=HOSTS, job="order-1", lock={}), 300.0)
+    assert verdict(run, run.recipe(), "order-1") is None

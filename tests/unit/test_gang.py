@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,18 @@ import pytest
 
 from launcher.backends.local import free_port
 from launcher.exits import HostEnd
-from launcher.gang import GATHER_TIMEOUT_S, Answer, Call, Gang, GangServer, NeverMet, call, gather, join
+from launcher.gang import (
+    GATHER_TIMEOUT_S,
+    Answer,
+    Call,
+    Gang,
+    GangServer,
+    NeverMet,
+    RunOver,
+    call,
+    gather,
+    join,
+)
 
 HOSTS = ("s0-h0", "s0-h1", "s1-h0", "s1-h1")
 OTHERS = HOSTS[1:]
@@ -27,8 +39,13 @@ class Clock:
         self.now_s += seconds
 
 
-def hello(host: str, *, pod: str = "a", incarnation: str = "i.0", end: HostEnd | None = None) -> Call:
-    return Call(incarnation=incarnation, host=host, pod=f"{host}-{pod}", end=end)
+def hello(host: str, *, pod: str = "a", incarnation: str = "i.0", attempt: int = 0) -> Call:
+    return Call(incarnation=incarnation, host=host, pod=f"{host}-{pod}", attempt=attempt)
+
+
+def farewell(host: str, attempt: int, *, pod: str = "a") -> Call:
+    end = HostEnd(host=host, exit_code=75, reason=f"end of {attempt}", time_s=5.0)
+    return dataclasses.replace(hello(host, pod=pod, attempt=attempt), end=end)
 
 
 def gang_of(*here: str, attempt: int = 0) -> Gang:
@@ -50,6 +67,15 @@ def gang_of(*here: str, attempt: int = 0) -> Gang:
         (gang_of(), hello("s0-h0"), 0, "s0-h0 is not one of"),
         (gang_of(*OTHERS, attempt=7), hello("s1-h0", pod="b"), 0, "attempt 7 is under way without this pod"),
         (gang_of("s0-h1"), hello("s0-h1", pod="b"), 0, ""),
+        # The hosts outlive the attempt: one is back before process 0 is, and is not sent into the old one.
+        (gang_of(*OTHERS, attempt=7), hello("s1-h0", attempt=7), 0, ""),
+        (gang_of(*OTHERS, attempt=7), hello("s1-h0", attempt=6), 7, ""),
+        (gang_of(), hello("s1-h0", attempt=7), 0, ""),
+        (gang_of(), hello("s1-h0", attempt=7, pod="rebooted"), 0, ""),
+        (gang_of(*OTHERS, attempt=7), farewell("s1-h0", 7), 7, ""),
+        (gang_of(*OTHERS, attempt=8), farewell("s1-h0", 7), 0, "attempt 7 is not under way"),
+        (gang_of(*OTHERS), farewell("s1-h0", 7), 0, "attempt 7 is not under way"),
+        (gang_of(*OTHERS, attempt=7), farewell("s1-h0", 7, pod="b"), 0, "attempt 7 is not under way"),
     ],
 )
 def test_answers(members: Gang, caller: Call, attempt: int, refused: str) -> None:
@@ -66,6 +92,45 @@ def test_a_pod_that_was_replaced_before_the_attempt_counts_once() -> None:
     members.open(3)
     assert members.answer(hello("s0-h1", pod="b")).attempt == 3
     assert members.answer(hello("s0-h1", pod="a")).refused
+
+
+def test_an_end_counts_in_its_own_attempt_only() -> None:
+    first = gang_of(*OTHERS, attempt=7)
+    first.answer(farewell("s1-h0", 7))
+    assert {host: end.reason for host, end in first.ends().items()} == {"s1-h0": "end of 7"}
+    second = gang_of("s0-h1")
+    second.answer(farewell("s1-h0", 7))
+    assert (second.ends(), second.missing()) == ({}, ["s1-h0", "s1-h1"])
+    second = gang_of(*OTHERS, attempt=8)
+    second.answer(farewell("s1-h0", 7))
+    assert second.ends() == {}
+
+
+def test_hosts_meet_again_in_a_new_gang() -> None:
+    """One is back, one was rebooted meanwhile, and one had not noticed the end of the attempt yet."""
+    first = gang_of(*OTHERS, attempt=7)
+    assert first.answer(hello("s0-h1", attempt=7)) == Answer()
+    assert first.answer(hello("s1-h0", pod="rebooted")).refused
+    second = gang_of()
+    for caller in (hello("s0-h1", attempt=7), hello("s1-h0", pod="rebooted"), farewell("s1-h1", 7)):
+        second.answer(caller)
+    assert second.missing() == ["s1-h1"]
+    second.answer(hello("s1-h1", attempt=7))
+    second.open(8)
+    assert second.answer(hello("s0-h1", attempt=7)).attempt == 8
+    assert second.answer(hello("s1-h0", pod="rebooted")).attempt == 8
+    assert second.answer(hello("s1-h0", pod="a", attempt=7)).refused
+
+
+def test_everybody_is_told_that_it_is_over() -> None:
+    members = gang_of(*OTHERS, attempt=7)
+    members.end("5 attempts failed")
+    assert members.untold() == 3
+    assert members.answer(farewell("s1-h0", 7)).attempt == 7
+    assert members.answer(hello("s1-h0", attempt=7)) == Answer(over="5 attempts failed")
+    assert members.answer(hello("s1-h0", pod="b")) == Answer(over="5 attempts failed")
+    assert members.untold() == 2
+    assert list(members.ends()) == ["s1-h0"]
 
 
 def test_gather_waits_for_everybody_and_says_for_whom() -> None:
@@ -127,6 +192,25 @@ def test_join_goes_on_through_refusals_and_silence() -> None:
     ]
 
 
+def test_join_passes_over_the_attempt_it_comes_from() -> None:
+    clock, answers = Clock(), iter([Answer(attempt=4), Answer(attempt=4), Answer(), Answer(attempt=6)])
+    found = join(
+        lambda: next(answers),
+        4,
+        stopping=lambda: False,
+        say=lambda _: None,
+        after=4,
+        monotonic=clock.monotonic,
+        sleep=clock.sleep,
+    )
+    assert found == 6
+
+
+def test_join_ends_with_the_run() -> None:
+    with pytest.raises(RunOver, match="complete"):
+        join(lambda: Answer(over="complete"), 4, stopping=lambda: False, say=lambda _: None)
+
+
 def test_join_gives_up() -> None:
     clock = Clock()
     with pytest.raises(NeverMet, match="no attempt began within 1800 s"):
@@ -160,7 +244,8 @@ def test_many_hosts_ask_less_often() -> None:
 
 def test_over_sockets() -> None:
     members, port = gang_of(), free_port()
-    GangServer(members, "127.0.0.1", port).start()
+    server = GangServer(members, "127.0.0.1", port)
+    server.start()
     found: dict[str, int] = {}
 
     def follow(host: str) -> None:
@@ -175,9 +260,12 @@ def test_over_sockets() -> None:
     for thread in threads:
         thread.join(10)
     assert found == dict.fromkeys(OTHERS, 12)
-    end = HostEnd(host="s1-h1", exit_code=1, reason="loss is NaN", time_s=5.0)
-    assert call("127.0.0.1", port, hello("s1-h1", end=end)).attempt == 12
-    assert members.ends() == {"s1-h1": end}
+    assert call("127.0.0.1", port, farewell("s1-h1", 12)).attempt == 12
+    assert list(members.ends()) == ["s1-h1"]
+    server.gang = gang_of()
+    assert call("127.0.0.1", port, hello("s1-h1", attempt=12)) == Answer()
+    server.gang.open(13)
+    assert call("127.0.0.1", port, hello("s1-h1", attempt=12)).attempt == 13
 
 
 @pytest.mark.parametrize(
