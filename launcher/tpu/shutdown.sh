@@ -1,7 +1,8 @@
 #!/bin/sh
 # Shutdown script of a TPU VM: asks the worker to save and leave, and keeps the machine up until it has.
 state=/var/lib/muster
-[ "$(id -u)" -eq 0 ] || state="$HOME/.muster-vm"
+# As the startup script chooses it.
+[ "$(id -u)" -eq 0 ] && [ -z "${GCE_METADATA_HOST:-}" ] || state="$HOME/.muster-vm"
 lock="$state/lock"
 # Whoever runs here holds the lock that its number is written in; a number of an earlier boot says nothing.
 [ -s "$lock" ] && ! flock -n "$lock" true || exit 0
