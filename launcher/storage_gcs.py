@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from launcher.storage_types import (
     checked_path,
     checked_prefix,
     denied,
+    matcher,
 )
 from recipes.contract import ExitCode
 
@@ -114,6 +116,22 @@ class GcsStorage:
                 retry=_retry(),
             )
             return {blob.name.removeprefix(folder): blob.updated.timestamp() for blob in listing}
+
+    def marks(self, pattern: str) -> Mapping[str, str]:
+        before = pattern.partition("*")[0]
+        matches = matcher(pattern)
+        with self._explained("list", pattern):
+            listing = _client().list_blobs(
+                self._bucket_name,
+                prefix=self._prefix + before[: before.rfind("/") + 1],
+                # Characters that mean something in a glob; they are compared again here.
+                match_glob=re.sub(r"[\[\]{}?\\]", "?", self._prefix + pattern),
+                fields="items(name,generation),nextPageToken",
+                timeout=CALL_TIMEOUT_S,
+                retry=_retry(),
+            )
+            found = {blob.name.removeprefix(self._prefix): str(blob.generation) for blob in listing}
+        return {path: mark for path, mark in found.items() if matches.fullmatch(path)}
 
     def delete(self, path: str) -> None:
         with contextlib.suppress(NotFound), self._explained("delete", path):

@@ -11,6 +11,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from launcher.storage_types import (
     checked_path,
     checked_prefix,
     denied,
+    matcher,
 )
 
 LOCK_TIMEOUT_S = 30.0
@@ -128,6 +130,36 @@ class LocalStorage:
                 entry.name: entry.stat().st_mtime
                 for entry in entries
                 if entry.is_file() and not entry.name.startswith(_HIDDEN)
+            }
+        return {}
+
+    def marks(self, pattern: str) -> Mapping[str, str]:
+        folders = [""]
+        *parents, last = pattern.split("/")
+        for part in parents:
+            folders = [
+                f"{folder}{name}/"
+                for folder in folders
+                for name in self.children(folder.rstrip("/"))
+                if matcher(part).fullmatch(name)
+            ]
+        found: dict[str, str] = {}
+        for folder in folders:
+            found |= self._marks_in(folder, matcher(last))
+        return found
+
+    def _marks_in(self, folder: str, matches: re.Pattern[str]) -> Mapping[str, str]:
+        with (
+            contextlib.suppress(FileNotFoundError, NotADirectoryError),
+            os.scandir(self._root / folder) as entries,
+        ):
+            return {
+                f"{folder}{entry.name}": f"{entry.inode()}-{status.st_mtime_ns}-{status.st_size}"
+                for entry in entries
+                if matches.fullmatch(entry.name)
+                and not entry.name.startswith(_HIDDEN)
+                and entry.is_file()
+                and (status := entry.stat())
             }
         return {}
 

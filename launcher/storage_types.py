@@ -5,6 +5,7 @@ Imported by both back ends and re-exported by ``launcher.storage``, which is wha
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import NewType, Protocol
@@ -84,6 +85,12 @@ class Storage(Protocol):
     def modified(self, prefix: str) -> Mapping[str, float]:
         """When each object directly below the folder ``prefix`` was last written (Unix time), by name."""
 
+    def marks(self, pattern: str) -> Mapping[str, str]:
+        """Objects whose path matches ``pattern``, and for each a mark that changes whenever it is written.
+
+        ``*`` stands for anything but ``/``. One listing, however many objects match.
+        """
+
     def delete(self, path: str) -> None:
         """Removes one object; nothing happens when it is not there."""
 
@@ -119,6 +126,11 @@ def checked_path(path: str) -> str:
     if reason:
         raise StorageError(f"path {path!r} {reason}", hint="give a relative path of plain names joined by /")
     return path
+
+
+def matcher(pattern: str) -> re.Pattern[str]:
+    """What ``marks`` takes for a pattern: ``*`` is anything within one part of a path."""
+    return re.compile("[^/]*".join(re.escape(part) for part in pattern.split("*")))
 
 
 def checked_prefix(prefix: str) -> str:

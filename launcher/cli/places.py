@@ -26,7 +26,8 @@ class Places:
         if recipe.target.kind == "tpu":
             from launcher.tpu.place import TpuPlace
 
-            return TpuPlace(run=run, recipe=recipe, order=facts.order, listings=self._listings)
+            also = [each.place for each in facts.provisions if each.ended_s is None]
+            return TpuPlace(run=run, recipe=recipe, order=facts.order, listings=self._listings, also=also)
         if recipe.target.kind == "gke":
             from launcher.gke.place import GkePlace
 

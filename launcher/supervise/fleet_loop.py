@@ -16,8 +16,8 @@ from launcher.rundir import RunDir
 from launcher.storage_types import Storage
 from launcher.supervise.actions import Finish, Wait
 from launcher.supervise.decide import decide
-from launcher.supervise.fleet import Fleet, RunFacts, observation
-from launcher.supervise.one import Places, Supervised, of_facts
+from launcher.supervise.fleet import Fleet, RunFacts
+from launcher.supervise.one import Places, Supervised, look_at, of_facts
 from recipes.contract import RunPath
 from recipes.errors import UserError
 
@@ -91,10 +91,10 @@ class Overseer:
             return "JobSet restarts it, and it has no limits to watch", False
         if facts.supervisor is not None:
             return f"supervised by {facts.supervisor.holder()}", False
-        first = decide(one.wanted, observation(facts, one.place.look(), self._now()), self._now())
-        if all(isinstance(action, Wait | Finish) for action in first):
-            last = first[-1]
-            return (last.why if isinstance(last, Wait) else last.reason) if last else "", False
+        first = decide(one.wanted, look_at(facts, one.place), self._now())
+        idle = [action for action in first if isinstance(action, Wait | Finish)]
+        if len(idle) == len(first):
+            return _why(idle[-1]), False
         return self._act(one), True
 
     def _supervised(self, facts: RunFacts) -> Supervised:
@@ -119,11 +119,10 @@ class Overseer:
             for _ in range(MAX_STEPS):
                 self._begin_pass()
                 result = supervisor.step()
-                if isinstance(result, Wait):
-                    return result.why
                 if isinstance(result, Finish):
                     self._tell(name, f"ended: {result.reason}")
-                    return result.reason
+                if result is not None:
+                    return _why(result)
             return "there is more to do"
         finally:
             one.run.release(held)
@@ -133,6 +132,10 @@ class Overseer:
         if self._told.get(name) != text:
             self._told[name] = text
             self._say(f"{name}: {text}")
+
+
+def _why(result: Wait | Finish) -> str:
+    return result.why if isinstance(result, Wait) else result.reason
 
 
 def _needs_watching(one: Supervised) -> bool:

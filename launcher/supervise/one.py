@@ -10,7 +10,7 @@ from launcher.rundir import RunDir
 from launcher.storage import open_storage
 from launcher.supervise.fleet import Fleet, RunFacts, observation
 from launcher.supervise.loop import PERIOD_S, Supervisor
-from launcher.supervise.observation import Observation, Wanted
+from launcher.supervise.observation import Observation, Phase, Wanted
 from launcher.supervise.place import Place
 from launcher.supervise.wanted import wanted as wanted_of
 from recipes.errors import UserError
@@ -46,7 +46,7 @@ class Supervised:
             facts = next(iter(fleet.runs()), None)
             if facts is None or facts.order is None or facts.order.id != self.wanted.order.id:
                 raise replaced(self.run)
-            return observation(facts, self.place.look(), now())
+            return look_at(facts, self.place)
 
         return Supervisor(
             run=self.run,
@@ -59,6 +59,13 @@ class Supervised:
             sleep=sleep,
             period_s=period_s,
         )
+
+
+def look_at(facts: RunFacts, place: Place) -> Observation:
+    """What there is of a run, now. Hosts are asked what they do only while nothing else tells."""
+    look, is_silent = place.look(), facts.attempt is None and not facts.is_held
+    asked = [each for each in look.machines if is_silent and each.phase is Phase.UP and not each.is_probe]
+    return observation(facts, look, {each.name: place.words(each) for each in asked})
 
 
 def supervised(run: RunDir, places: Places) -> Supervised:

@@ -53,5 +53,8 @@ class Place(Protocol):
     def name(self, option: Option, *, is_probe: bool) -> str:
         """What the machines of an option are called there."""
 
+    def words(self, machines: Machines) -> str:
+        """What hosts say of themselves that have not begun an attempt; empty when they say nothing."""
+
     def left_lease(self, provision: Provision) -> str:
         """Id under which a provision's hosts held the run's lease: of use once they are certainly gone."""
