@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import threading
 import time
 import traceback
 import urllib.error
@@ -191,11 +192,15 @@ MEANING = {
 }
 
 
+def spec_text() -> str:
+    """What this VM was made for: ``launcher.tpu.vm.VmSpec`` as JSON."""
+    return patiently("asking the metadata server what to run", lambda: ask(f"instance/attributes/{SPEC}"))
+
+
 def read_spec() -> Mapping[str, Any]:
-    """What this VM was made for; its shape is that of ``launcher.tpu.vm.VmSpec``."""
-    text = patiently("asking the metadata server what to run", lambda: ask(f"instance/attributes/{SPEC}"))
+    """The part of it that is needed here."""
     try:
-        spec = json.loads(text)
+        spec = json.loads(spec_text())
     except ValueError as error:
         raise Failure(f"the metadata {SPEC} is no JSON: {error}") from error
     expected = {"run_dir": str, "bundle": str, "env": dict, "requirements": list}
@@ -458,7 +463,7 @@ class Keeper:
         path = os.pathsep.join(filter(None, [str(code), os.environ.get("PYTHONPATH")]))
         self.code, self.env, self.lock = code, {**os.environ, "PYTHONPATH": path}, lock
         self.worker: subprocess.Popen[bytes] | None = None
-        self.stopping = False
+        self.stopping = threading.Event()
 
     def keep(self, sleep: Callable[[float], None] = time.sleep) -> int:
         """The worker's exit code, once it has ended by itself.
@@ -471,7 +476,7 @@ class Keeper:
         while True:
             began_s = time.monotonic()
             status = self.run_once()
-            if status >= 0 or self.stopping:
+            if status >= 0 or self.stopping.is_set():
                 return status if status >= 0 else 128 - status
             quick_deaths = quick_deaths + 1 if time.monotonic() - began_s < QUICK_DEATH_S else 1
             if quick_deaths > MAX_QUICK_DEATHS:
@@ -480,18 +485,18 @@ class Keeper:
             sleep(min(2.0 ** (quick_deaths - 1), 30.0))
 
     def run_once(self) -> int:
-        if self.stopping:
+        if self.stopping.is_set():
             return 128 + signal.SIGTERM
         # The worker holds the lock too: it may outlive this process.
         self.worker = subprocess.Popen(
             self.argv, cwd=self.code, env=self.env, stdin=subprocess.DEVNULL, pass_fds=(self.lock,)
         )
-        if self.stopping:
+        if self.stopping.is_set():
             self.worker.send_signal(signal.SIGTERM)
         return self.worker.wait()
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
-        self.stopping = True
+        self.stopping.set()
         if self.worker is not None:
             self.worker.send_signal(signal.SIGTERM)
 
