@@ -87,6 +87,23 @@ def test_lists_below_a_folder_not_below_a_prefix_of_its_name(store: Storage) -> 
     assert store.child("run").list() == ["a.json", "x/b.json"]
 
 
+def test_marks_are_of_what_fits_the_pattern_and_change_when_it_is_written(store: Storage) -> None:
+    fitting = ("a/end.json", "a/x/1/end.json", "a/x/2/end.json", "b[1]/end.json")
+    for path in (*fitting, "a/x/end.json", "a/x/1/y/end.json", "end.json", "a/end.json.1", "a/append.json"):
+        store.replace(path, path.encode())
+    assert sorted(store.marks("*/end.json")) == ["a/end.json", "b[1]/end.json"]
+    assert sorted(store.marks("*/x/*/end.json")) == ["a/x/1/end.json", "a/x/2/end.json"]
+    assert sorted(store.marks("a/x/*/end.json")) == ["a/x/1/end.json", "a/x/2/end.json"]
+    assert sorted(store.marks("a/e*.json")) == ["a/end.json"]
+    assert sorted(store.marks("end.json")) == ["end.json"]
+    assert sorted(store.child("b[1]").marks("*.json")) == ["end.json"]
+    assert store.marks("none/*/end.json") == store.marks("none.json") == {}
+    old = store.marks("*/end.json")
+    store.replace("a/end.json", b"a/end.json")
+    new = store.marks("*/end.json")
+    assert [path for path in new if new[path] != old[path]] == ["a/end.json"]
+
+
 def test_delete_is_idempotent(store: Storage) -> None:
     store.create("a", b"1")
     store.delete("a")

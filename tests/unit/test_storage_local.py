@@ -7,6 +7,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -103,3 +104,14 @@ def test_an_object_that_is_far_too_large_is_not_read(tmp_path: Path) -> None:
         file.truncate(17 * 2**20)
     with pytest.raises(StorageError, match="larger than"):
         open_storage(str(tmp_path)).read("a")
+
+
+def test_marks_of_many_small_objects_are_cheap(tmp_path: Path) -> None:
+    for number in range(2000):
+        folder = tmp_path / f"run-{number // 10}" / "attempts" / str(number)
+        folder.mkdir(parents=True)
+        (folder / "end.json").write_bytes(b"{}")
+    store = open_storage(str(tmp_path))
+    began_s = time.process_time()
+    assert len(store.marks("*/attempts/*/end.json")) == 2000
+    assert time.process_time() - began_s < 2.0
