@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import sys
 import time
 import traceback
@@ -138,7 +139,9 @@ def _follow(host: Member, notice: Notice) -> End:
     attempt = 0
     while True:
         try:
-            ended = member.follow(host, notice, after=attempt, say=_waiting, began=_began)
+            ended = member.follow(
+                host, notice, after=attempt, say=_waiting, began=lambda number: _began(host, number)
+            )
         except NeverMet as error:
             _waiting(str(error))
             continue
@@ -192,7 +195,7 @@ def _one_attempt(spec: VmSpec, host: Member, run: RunDir, leader: Leader, notice
             lock={"bundle": host.bundle, "incarnation": host.incarnation, "provision": spec.provision},
         )
         attempt = attempts.number_attempt(run, opening, time.time())
-        _began(attempt)
+        _began(host, attempt)
         ended = leader.lead(run, attempt, keeper, lookout)
         if verdict := attempts.verdict(run, recipe, host.job):
             return _over(leader, verdict)
@@ -237,7 +240,9 @@ def _ended(attempt: int, own: HostEnd) -> str:
     return f"attempt {attempt} ended: {own.reason}"
 
 
-def _began(attempt: int) -> None:
+def _began(host: Member, attempt: int) -> None:
+    # What earlier attempts left there is shipped; a disk lasts for many.
+    shutil.rmtree(host.context.scratch_dir, ignore_errors=True)
     report(f"attempt {attempt}")
 
 
