@@ -17,23 +17,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from launcher import lease, ledger
+from launcher.attempts import JOB
 from launcher.ledger import AttemptEnd, AttemptStart, Heartbeat, HostRecord, StopRequest
-from launcher.rundir import read_recipe
+from launcher.rundir import READERS, read_recipe
 from launcher.storage_types import NotFound, Storage, StorageError, Unavailable
 from launcher.supervise.observation import Observation
 from launcher.supervise.place import Look
 from launcher.supervise.records import Order, Provision
-from recipes.contract import ExitCode, RunPath, heartbeat_path, host_name, is_run_name
+from recipes.contract import ExitCode, RunPath, attempt_path, heartbeat_path, host_name, is_run_name
 from recipes.schema import Recipe
 
-READERS = 32
-JOB = "job"
-"""In an attempt's lock: which launch it belongs to."""
+HEARTBEAT = heartbeat_path(host_name(0, 0))
 PATTERNS = (
     "*.json",
     f"{RunPath.ATTEMPTS}/*/*.json",
     f"{RunPath.PROVISIONS}/*.json",
-    heartbeat_path(host_name(0, 0)),
+    HEARTBEAT,
 )
 """Below a run directory: everything that a decision depends on."""
 TOP: Mapping[str, type[Any]] = {
@@ -42,6 +41,10 @@ TOP: Mapping[str, type[Any]] = {
     RunPath.LEASE: lease.Lease,
     RunPath.SUPERVISOR: lease.Lease,
 }
+LIVE = (RunPath.LEASE, RunPath.SUPERVISOR, RunPath.STOP, HEARTBEAT)
+"""Of no interest once the run is complete."""
+NEEDED = (RunPath.ORDER, RunPath.LEASE, RunPath.SUPERVISOR)
+"""With the provisions: what nothing can be decided without."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,12 +63,15 @@ class RunFacts:
     """The newest of this order, while it has not ended."""
     failing_machines: Sequence[str]
     beat_s: float | None
+    """As process 0 wrote it; once it was seen to change, when that was seen, by this machine's clock."""
     is_held: bool
     supervisor: lease.Lease | None
     """Held by somebody now."""
     stop: StopRequest | None
     problems: Sequence[str]
     """What could not be read."""
+    unusable: StorageError | None = None
+    """Why nothing may be decided: without what could not be read, machines might be got twice."""
 
 
 class Fleet:
@@ -79,6 +85,7 @@ class Fleet:
         """By run and path: the mark that it had, and what was read: a record, or the error."""
         self._recipes: dict[tuple[str, str], Recipe | StorageError] = {}
         self._hosts: dict[tuple[str, int, str], str] = {}
+        self._beats: dict[str, float] = {}
         self._now = 0.0
 
     def refresh(self, now: float) -> None:
@@ -93,18 +100,15 @@ class Fleet:
         for pattern in self._patterns():
             for path, mark in self._root.marks(pattern).items():
                 run, _, inside = path.partition("/")
-                if is_run_name(run):
+                if self._names is not None or is_run_name(run):
                     self._marks.setdefault(run, {})[inside] = mark
-        wanted = [
-            (run, path, mark)
-            for run, marks in self._marks.items()
-            if RunPath.ORDER in marks
-            for path, mark in marks.items()
-            if _kind(path) is not None and self._records.get((run, path), ("", None))[0] != mark
-        ]
-        for (run, path, mark), record in zip(wanted, self._read_all(wanted), strict=True):
-            self._records[run, path] = (mark, record)
         self._forget()
+        listed = [run for run, marks in self._marks.items() if RunPath.ORDER in marks]
+        self._read_new(listed, lambda path: path not in LIVE)
+        # What a complete run's lease and heartbeat say no longer matters, nor does its recipe.
+        live = [run for run in listed if self._names is not None or not self._is_done(run)]
+        self._read_new(live, lambda path: path in LIVE)
+        self._read_recipes(live)
 
     def runs(self) -> Sequence[RunFacts]:
         """Every run that has an order, by name; of all runs, only those that may need something."""
@@ -122,22 +126,56 @@ class Fleet:
         self._records = {
             key: found for key, found in self._records.items() if key[1] in self._marks.get(key[0], {})
         }
+        self._beats = {run: beat_s for run, beat_s in self._beats.items() if run in self._marks}
+        self._recipes = {key: found for key, found in self._recipes.items() if key[0] in self._marks}
+        self._hosts = {key: found for key, found in self._hosts.items() if key[0] in self._marks}
 
-    def _read_all(self, wanted: Sequence[tuple[str, str, str]]) -> Sequence[object]:
-        if not wanted:
-            return []
-        with ThreadPoolExecutor(min(READERS, len(wanted))) as pool:
-            return list(pool.map(lambda each: self._read(each[0], each[1]), wanted))
+    def _read_new(self, runs: Iterable[str], matters: Callable[[str], bool]) -> None:
+        changed = [
+            (run, path, mark)
+            for run in runs
+            for path, mark in self._marks[run].items()
+            if matters(path) and _kind(path) is not None and self._mark_read(run, path) != mark
+        ]
+        wanted = [each for each in changed if not self._is_seen_beating(*each)]
+        for (run, path, mark), record in zip(wanted, _side_by_side(self._read, wanted), strict=True):
+            # What did not answer is asked for again.
+            self._records[run, path] = ("" if isinstance(record, Unavailable) else mark, record)
 
-    def _read(self, run: str, path: str) -> object:
+    def _mark_read(self, run: str, path: str) -> str:
+        return self._records.get((run, path), ("", None))[0]
+
+    def _is_seen_beating(self, run: str, path: str, mark: str) -> bool:
+        """A heartbeat is read once; that it has changed is a sign of life, whatever it says."""
+        record = self._of(run, path, Heartbeat) if path == HEARTBEAT else None
+        if record is None:
+            return False
+        self._beats[run] = self._now
+        self._records[run, path] = (mark, record)
+        return True
+
+    def _read(self, wanted: tuple[str, str, str]) -> object:
+        run, path, _ = wanted
         kind = _kind(path)
         assert kind is not None
         try:
             return ledger.read_record(self._root, f"{run}/{path}", kind)
         except NotFound:
             return None
-        except Unavailable:
-            raise
+        except StorageError as error:
+            return error
+
+    def _read_recipes(self, runs: Iterable[str]) -> None:
+        """Once for each order; one that cannot be read is tried again, for somebody may mend it."""
+        orders = ((run, self._of(run, RunPath.ORDER, Order)) for run in runs)
+        keys = [(run, order.recipe) for run, order in orders if order is not None]
+        wanted = [key for key in keys if not isinstance(self._recipes.get(key), Recipe)]
+        self._recipes |= zip(wanted, _side_by_side(self._read_recipe, wanted), strict=True)
+
+    def _read_recipe(self, key: tuple[str, str]) -> Recipe | StorageError:
+        run, path = key
+        try:
+            return read_recipe(self._root.child(run), path)
         except StorageError as error:
             return error
 
@@ -153,44 +191,57 @@ class Fleet:
         return [record for record in found if record is not None]
 
     def _is_done(self, run: str) -> bool:
-        """Complete, and nothing of it is left: it will never need anything."""
-        if any(each.ended_s is None for each in self._provisions(run)):
+        """This order is complete, and nothing is left of any: it will never need anything."""
+        order, provisions = self._of(run, RunPath.ORDER, Order), self._provisions(run)
+        if order is None or any(each.ended_s is None for each in provisions) or self._missing(run):
             return False
-        ends = self._below(run, _is_end, AttemptEnd)
-        return bool(ends) and ends[-1].exit_code == ExitCode.COMPLETE
+        last = max((path for path in self._marks[run] if _is_end(path)), default="")
+        start = self._of(run, last.replace("/end.", "/start."), AttemptStart)
+        end = self._of(run, last, AttemptEnd)
+        if start is None or end is None or end.exit_code != ExitCode.COMPLETE:
+            return False
+        return _is_of(start, order, is_cluster=not any(_is_zone(each.place) for each in provisions))
 
     def _provisions(self, run: str) -> Sequence[Provision]:
-        found = self._below(run, lambda path: path.startswith(f"{RunPath.PROVISIONS}/"), Provision)
+        found = self._below(run, _is_provision, Provision)
         return sorted(found, key=lambda each: each.number)
 
     def _facts(self, run: str) -> RunFacts:
         order = self._of(run, RunPath.ORDER, Order)
-        recipe, problems = self._recipe(run, order) if order else (None, [])
+        found = self._recipes.get((run, order.recipe)) if order else None
+        recipe = found if isinstance(found, Recipe) else None
         starts = self._below(run, _is_start, AttemptStart)
-        own = [start for start in starts if order is not None and _is_of(start, order, recipe)]
+        is_cluster = recipe is not None and recipe.target.kind == "gke"
+        own = [each for each in starts if order is not None and _is_of(each, order, is_cluster=is_cluster)]
         ends = {start.attempt: self._end(run, start.attempt) for start in own}
         last = own[-1] if own else None
         provisions = self._provisions(run)
-        beat = self._of(run, heartbeat_path(host_name(0, 0)), Heartbeat)
+        beat = self._of(run, HEARTBEAT, Heartbeat)
         held = self._of(run, RunPath.LEASE, lease.Lease)
         supervisor = self._of(run, RunPath.SUPERVISOR, lease.Lease)
+        missing = [found] if isinstance(found, StorageError) else []
         return RunFacts(
             name=run,
             order=order,
             recipe=recipe,
             provisions=provisions,
             ends=[end for end in ends.values() if end is not None],
-            attempt=last if last is not None and ends[last.attempt] is None else None,
+            attempt=last if last is not None and not self._has_end(run, last.attempt) else None,
             failing_machines=self._failing(run, ends, provisions),
-            beat_s=beat.progress.time_s if beat else None,
+            beat_s=self._beats.get(run, beat.progress.time_s) if beat else None,
             is_held=lease.is_held(held, self._now),
             supervisor=supervisor if lease.is_held(supervisor, self._now) else None,
             stop=self._stop(run),
-            problems=[*problems, *self._damaged(run)],
+            problems=[each.message for each in (*missing, *self._damaged(run))],
+            unusable=next(iter((*missing, *self._missing(run))), None),
         )
 
     def _end(self, run: str, attempt: int) -> AttemptEnd | None:
-        return self._of(run, f"{RunPath.ATTEMPTS}/{attempt:04d}/end.json", AttemptEnd)
+        return self._of(run, _end_path(attempt), AttemptEnd)
+
+    def _has_end(self, run: str, attempt: int) -> bool:
+        """Also when it cannot be read."""
+        return _end_path(attempt) in self._marks[run]
 
     def _stop(self, run: str) -> StopRequest | None:
         """A damaged one counts too, for somebody asked."""
@@ -199,27 +250,26 @@ class Fleet:
         found = self._of(run, RunPath.STOP, StopRequest)
         return found or StopRequest(requested_s=0.0, by="somebody")
 
-    def _damaged(self, run: str) -> Sequence[str]:
+    def _damaged(self, run: str) -> Sequence[StorageError]:
         found = (self._records.get((run, path), ("", None))[1] for path in self._marks[run])
-        return [error.message for error in found if isinstance(error, StorageError)]
+        return [error for error in found if isinstance(error, StorageError)]
 
-    def _recipe(self, run: str, order: Order) -> tuple[Recipe | None, Sequence[str]]:
-        key = run, order.recipe
-        if key not in self._recipes:
-            try:
-                self._recipes[key] = read_recipe(self._root, f"{run}/{order.recipe}")
-            except Unavailable:
-                raise
-            except StorageError as error:
-                self._recipes[key] = error
-        found = self._recipes[key]
-        return (None, [found.message]) if isinstance(found, StorageError) else (found, [])
+    def _missing(self, run: str) -> Sequence[StorageError]:
+        """Errors of what nothing can be decided without; of the rest only while it does not answer."""
+        found = ((path, self._records.get((run, path), ("", None))[1]) for path in self._marks[run])
+        return [
+            error
+            for path, error in found
+            if isinstance(error, StorageError)
+            and (isinstance(error, Unavailable) or path in NEEDED or _is_provision(path))
+        ]
 
     def _failing(
         self, run: str, ends: Mapping[int, AttemptEnd | None], provisions: Sequence[Provision]
     ) -> Sequence[str]:
         """Machines that failed first in the attempts on the machines that are there now."""
-        since_s = max((each.requested_s for each in provisions if each.ended_s is None), default=None)
+        current = [each for each in provisions if each.ended_s is None and not each.is_probe]
+        since_s = max((each.requested_s for each in current), default=None)
         if since_s is None:
             return []
         failed = [
@@ -232,11 +282,13 @@ class Fleet:
     def _machine(self, run: str, attempt: int, host: str) -> str:
         key = run, attempt, host
         if key not in self._hosts:
-            path = f"{run}/{RunPath.ATTEMPTS}/{attempt:04d}/hosts/{host}.json"
+            path = f"{run}/{attempt_path(attempt)}/hosts/{host}.json"
             try:
                 self._hosts[key] = ledger.read_record(self._root, path, HostRecord).hostname
-            except StorageError:
+            except Unavailable:
                 return ""
+            except StorageError:
+                self._hosts[key] = ""
         return self._hosts[key]
 
 
@@ -247,7 +299,12 @@ def observation(facts: RunFacts, look: Look, words: Mapping[str, str] | None = N
       facts: from the fleet.
       look: from the place.
       words: what hosts say of themselves, by the name of their machines.
+
+    Raises:
+      StorageError: something that decisions rest on could not be read.
     """
+    if facts.unusable is not None:
+        raise facts.unusable
     said = words or {}
     return Observation(
         machines=[
@@ -266,11 +323,29 @@ def observation(facts: RunFacts, look: Look, words: Mapping[str, str] | None = N
     )
 
 
-def _is_of(start: AttemptStart, order: Order, recipe: Recipe | None) -> bool:
+def _side_by_side[A, B](act: Callable[[A], B], items: Sequence[A]) -> Sequence[B]:
+    """In a bucket each takes some 50 ms."""
+    if not items:
+        return []
+    with ThreadPoolExecutor(min(READERS, len(items))) as pool:
+        return list(pool.map(act, items))
+
+
+def _is_of(start: AttemptStart, order: Order, *, is_cluster: bool) -> bool:
     """Attempts on TPU VMs name the order; those of a JobSet, which a launch made, come after it."""
-    if recipe is not None and recipe.target.kind == "gke":
-        return start.started_s >= order.launched_s
-    return start.lock.get(JOB) == order.id
+    return start.lock.get(JOB) == order.id or (is_cluster and start.started_s >= order.launched_s)
+
+
+def _is_zone(place: str) -> bool:
+    return place.startswith("projects/") and "/locations/" in place
+
+
+def _end_path(attempt: int) -> str:
+    return f"{attempt_path(attempt)}/end.json"
+
+
+def _is_provision(path: str) -> bool:
+    return path.startswith(f"{RunPath.PROVISIONS}/")
 
 
 def _is_start(path: str) -> bool:
@@ -289,6 +364,6 @@ def _kind(path: str) -> type[Any] | None:
         return AttemptStart
     if _is_end(path):
         return AttemptEnd
-    if path.startswith(f"{RunPath.PROVISIONS}/"):
+    if _is_provision(path):
         return Provision
-    return Heartbeat if path == heartbeat_path(host_name(0, 0)) else None
+    return Heartbeat if path == HEARTBEAT else None
