@@ -74,7 +74,7 @@ def order(number: int = 1) -> Order:
 
 
 def provision(*, ended: bool, number: int = 1, **changes: Any) -> Provision:
-    values = {
+    values: dict[str, Any] = {
         "number": number,
         "order": "o1",
         "place": "projects/p/locations/z",
