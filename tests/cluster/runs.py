@@ -176,21 +176,11 @@ class Run:
 
     def download(self, folder: Path) -> Path:
         """A copy of the run directory."""
-        target = folder / self.name
-        for path in self.objects():
-            if path.startswith((RunPath.CHECKPOINTS, RunPath.METRICS)):
-                file = target / path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(self.dir.storage.read(path))
-        return target
+        return download(self.dir, folder)
 
     def objects(self, prefix: str = "") -> list[str]:
         """Everything below the run directory."""
-        found: list[str] = []
-        for name in self.dir.storage.children(prefix):
-            path = f"{prefix}/{name}".lstrip("/")
-            found += self.objects(path) or [path]
-        return found
+        return objects(self.dir, prefix)
 
     def bundled_files(self) -> dict[str, bytes]:
         """The files of all code that was sent, by name."""
@@ -202,6 +192,26 @@ class Run:
                     body = archive.extractfile(member)
                     found[member.name] = body.read() if body else b""
         return found
+
+
+def download(run: RunDir, folder: Path) -> Path:
+    """A copy of a run directory, as far as :func:`bits` reads it."""
+    target = folder / run.url.rpartition("/")[2]
+    for path in objects(run):
+        if path.startswith((RunPath.CHECKPOINTS, RunPath.METRICS)):
+            file = target / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(run.storage.read(path))
+    return target
+
+
+def objects(run: RunDir, prefix: str = "") -> list[str]:
+    """Everything below a run directory."""
+    found: list[str] = []
+    for name in run.storage.children(prefix):
+        path = f"{prefix}/{name}".lstrip("/")
+        found += objects(run, path) or [path]
+    return found
 
 
 def bits(run_dir: Path) -> dict[str, str]:
