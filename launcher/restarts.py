@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from launcher.backends import Attempt, Backend
+from launcher.cost import HOUR_S
 from launcher.exits import AttemptOutcome
 from launcher.ledger import Heartbeat
 from launcher.lookout import Seen
+from launcher.plan import price_of
 from launcher.rundir import RunDir, committed_step
+from launcher.supervise.limits import reached
 from recipes.contract import ExitCode
+from recipes.deadline import parse_deadline
 from recipes.errors import UserError
 from recipes.schema import Recipe
 
@@ -49,6 +53,8 @@ class Observed:
     """It committed a step that was not committed before."""
     stop_requested: bool = False
     """The launcher itself was asked to stop."""
+    limit: str = ""
+    """Which of the run's limits asked; empty when people did."""
     restart_allowed: bool = True
 
 
@@ -96,7 +102,8 @@ def _refusal(observed: Observed, spent: Budget) -> str | None:
     if observed.exit_code in (ExitCode.COMPLETE, ExitCode.EXPERIMENT_FAILED, ExitCode.BAD_INPUT):
         return last
     if observed.stop_requested:
-        return "stopped as asked" if observed.exit_code == ExitCode.PREEMPTED else f"stopped as asked; {last}"
+        stopped = observed.limit or "stopped as asked"
+        return stopped if observed.exit_code == ExitCode.PREEMPTED else f"{stopped}; {last}"
     if not observed.restart_allowed:
         return f"{last} (and --no-restart was given)"
     if spent.failures > spent.max_restarts:
@@ -151,6 +158,35 @@ class Finish:
     committed_step: int
 
 
+class Limits:
+    """The deadline and the budget of a run on this machine."""
+
+    def __init__(self, run: RunDir, recipe: Recipe, now: Callable[[], float]) -> None:
+        config, price = recipe.run, price_of(recipe)
+        self._now, self._began_s = now, now()
+        self._deadline_s = None if config.deadline is None else parse_deadline(config.deadline)
+        self._max_cost_usd = config.max_cost
+        self._usd_per_hour = price.usd_per_hour if price else None
+        self._earlier_s = _used_s(run) if price and config.max_cost is not None else 0.0
+
+    def reached(self) -> str | None:
+        """See :func:`launcher.supervise.limits.reached`; this launch costs from its beginning."""
+        now = self._now()
+        hours = (self._earlier_s + now - self._began_s) / HOUR_S
+        return reached(
+            now=now,
+            spent_usd=None if self._usd_per_hour is None else hours * self._usd_per_hour,
+            deadline_s=self._deadline_s,
+            max_cost_usd=self._max_cost_usd,
+        )
+
+
+def _used_s(run: RunDir) -> float:
+    """Seconds of all attempts before this launch, as far as their ends are known."""
+    spans = ((run.attempt_start(number), run.attempt_end(number)) for number in run.attempts())
+    return sum(max(0.0, end.end_s - start.started_s) for start, end in spans if start and end)
+
+
 class Supervisor:
     """Runs attempts of one run until ``decide`` ends it."""
 
@@ -165,6 +201,7 @@ class Supervisor:
         lease_lost: Callable[[], UserError | None],
         look: Callable[[], Seen],
         restart_allowed: bool = True,
+        now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -172,6 +209,7 @@ class Supervisor:
         self._watcher, self._asked, self._lease_lost = watcher, asked, lease_lost
         self._restart_allowed, self._monotonic, self._sleep = restart_allowed, monotonic, sleep
         self._look_at_run, self._look_s = look, 0.0
+        self._limits, self._limit = Limits(run, recipe, now), ""
 
     def run(self, hosts: Sequence[str], lock: Mapping[str, Any]) -> Finish:
         """Attempts until the end.
@@ -193,6 +231,7 @@ class Supervisor:
                 reason=f"{outcome.host}: {outcome.reason}" if outcome.host else outcome.reason,
                 progressed=progressed,
                 stop_requested=self._asked.count > 0,
+                limit=self._limit,
                 restart_allowed=self._restart_allowed,
             )
             decision = decide(observed, budget)
@@ -202,7 +241,10 @@ class Supervisor:
                 self._wait(decision.backoff_s)
                 if self._asked.count:
                     decision = dataclasses.replace(
-                        decision, restart=False, exit_code=ExitCode.PREEMPTED, reason="stopped as asked"
+                        decision,
+                        restart=False,
+                        exit_code=ExitCode.PREEMPTED,
+                        reason=self._limit or "stopped as asked",
                     )
             if not decision.restart:
                 return Finish(
@@ -270,9 +312,17 @@ class Supervisor:
         seen = self._look_at_run()
         if seen.stop and not self._asked.count:
             self._asked.ask(f"muster stop ({seen.stop.by})")
+        self._heed_limits()
         self._watcher.show(number, [beat for beat in seen.beats if beat.attempt == number])
+
+    def _heed_limits(self) -> None:
+        """A deadline or budget that is reached asks for a stop, as a person would."""
+        if not self._asked.count and (limit := self._limits.reached()):
+            self._limit = limit
+            self._asked.ask(limit)
 
     def _wait(self, backoff_s: float) -> None:
         until_s = self._monotonic() + backoff_s
         while self._monotonic() < until_s and not self._asked.count:
             self._sleep(TICK_S)
+        self._heed_limits()

@@ -24,6 +24,7 @@ from launcher.restarts import Asked, Finish, Supervisor
 from launcher.rundir import RunDir, committed_step, create_or_open
 from launcher.storage import StorageError, open_storage
 from launcher.summary import RunSummary, summary
+from launcher.supervise.limits import refuse_passed_deadline
 from recipes.contract import ExitCode, Fork, RunPath, attempt_path
 from recipes.schema import Recipe
 
@@ -36,8 +37,9 @@ def launch(
     """Runs attempts of a local run until it is complete, stopped or beyond help.
 
     Raises:
-      UserError: the run directory refuses: another experiment, in use, not writable.
+      UserError: the run directory refuses: another experiment, in use, not writable; or the deadline passed.
     """
+    refuse_passed_deadline(recipe, time.time())
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     lock = lock_info(plan_sha256=digest, folder=Path.cwd())
     opened = create_or_open(open_storage(recipe.run_dir), recipe, lock, fork=fork)

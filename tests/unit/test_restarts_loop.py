@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -50,7 +51,7 @@ class World:
     def __init__(self, path: Path, recipe: Recipe, script: Sequence[tuple[int, AttemptOutcome]]) -> None:
         """``script``: for each attempt, the step that it commits (0: none) and how it ends."""
         self.run = create_or_open(open_storage(str(path)), recipe, {}).run
-        self.path, self.script = path, list(script)
+        self.path, self.recipe, self.script = path, recipe, list(script)
         self.now_s, self.said = 1000.0, list[str]()
         self.shown: list[int] = []
         self.stopped: list[str] = []
@@ -93,13 +94,14 @@ class World:
     def supervisor(self, *, restart_allowed: bool = True) -> Supervisor:
         return Supervisor(
             run=self.run,
-            recipe=RECIPE,
+            recipe=self.recipe,
             backend=self,
             watcher=self,
             asked=self.asked,
             lease_lost=lambda: self.lost[0] if self.lost else None,
             look=lambda: Seen(stop=self.stop_request),
             restart_allowed=restart_allowed,
+            now=lambda: self.now_s,
             monotonic=lambda: self.now_s,
             sleep=self.sleep,
         )
@@ -181,3 +183,36 @@ def test_without_restarts(tmp_path: Path) -> None:
     world = _world(tmp_path, (4, PREEMPTED))
     finish = world.supervisor(restart_allowed=False).run(["s0-h0"], {})
     assert (finish.exit_code, finish.num_attempts) == (42, 1)
+
+
+def _limited(tmp_path: Path, *script: tuple[int, AttemptOutcome], **limits: object) -> World:
+    """Its clock begins at 1000 s."""
+    hardware = dataclasses.replace(RECIPE.hardware, price_per_chip_hour=3600.0)
+    run = dataclasses.replace(RECIPE.run, **limits)  # type: ignore[arg-type]
+    return World(tmp_path / "run", dataclasses.replace(RECIPE, run=run, hardware=hardware), script)
+
+
+def test_the_deadline_stops_it_cleanly(tmp_path: Path) -> None:
+    world = _limited(tmp_path, (4, COMPLETE), (8, COMPLETE), deadline="1970-01-01T00:16:42Z")
+    finish = world.supervisor().run(["s0-h0"], {})
+    reason = "run.deadline=1970-01-01T00:16:42Z is reached"
+    assert (finish.exit_code, finish.reason, finish.committed_step) == (42, reason, 4)
+    assert world.stopped == ["stop"]
+    assert 1002.0 <= world.now_s < 1003.5
+
+
+def test_what_is_spent_counts_over_all_launches(tmp_path: Path) -> None:
+    world = _limited(tmp_path, (4, PREEMPTED), (8, COMPLETE), max_cost=8.0)
+    number = world.run.next_attempt(990.0, recipe=RECIPE, hosts=["s0-h0"])
+    world.run.write_attempt_end(number, FAILED.end(now=994.0, from_step=-1, to_step=-1))
+    # A dollar a second: 4 before; the first attempt of this launch ends after 3 s, the second is stopped.
+    finish = world.supervisor().run(["s0-h0"], {})
+    assert (finish.exit_code, finish.num_attempts) == (42, 2)
+    assert finish.reason.endswith(" of run.max_cost=8 are spent")
+
+
+def test_a_limit_is_heeded_between_attempts(tmp_path: Path) -> None:
+    world = _limited(tmp_path, (0, FAILED), (8, COMPLETE), deadline="1970-01-01T00:16:43Z")
+    finish = world.supervisor().run(["s0-h0"], {})
+    assert (finish.exit_code, finish.num_attempts) == (42, 1)
+    assert finish.reason == "run.deadline=1970-01-01T00:16:43Z is reached"
