@@ -32,6 +32,8 @@ CODE = "MUSTER_CODE"
 LAST_WORDS_BYTES = 4000
 """Kubernetes shows 4096."""
 COLLATERAL_S = 5.0
+REPLACED_S, REPLACED_POLL_S = 900.0, 2.0
+"""How long to wait for the supervisor to replace this JobSet by one with other slices."""
 
 
 def member_of(environ: Mapping[str, str]) -> Member:
@@ -130,10 +132,14 @@ def _lead(pod: Member, notice: Notice) -> End:
     run = RunDir(open_storage(pod.context.run_dir))
     leader = Leader(pod, notice)
     leader.start()
-    if not leader.meet():
+    if not _wait_to_be_replaced(run, notice) or not leader.meet():
         return _left_before_it_began()
     with member.hold(run, pod.owner, notice) as keeper, Lookout(run) as lookout:
-        if stop := run.stop_request():
+        stop = run.stop_request()
+        if stop and stop.resumes:
+            say("nobody replaces this JobSet: going on with it")
+            run.clear_stop()
+        elif stop:
             # JobSet would restart whatever else this ended with.
             words = f"stopped as asked by {stop.by}; launch it again to go on"
             return End(exit_code=ExitCode.EXPERIMENT_FAILED, words=words)
@@ -145,6 +151,24 @@ def _lead(pod: Member, notice: Notice) -> End:
         )
         attempt = attempts.open_attempt(run, opening, time.time())
         return _words(leader.lead(run, attempt, keeper, lookout).own)
+
+
+def _wait_to_be_replaced(run: RunDir, notice: Notice) -> bool:
+    """Waits while the supervisor is about to remove this JobSet for another; False when asked to leave.
+
+    JobSet restarts what left to make room, and any other end of these pods would be counted or fail it.
+    The lease is not held meanwhile: that is how the supervisor sees that the hosts have left.
+    """
+    deadline_s, told = time.monotonic() + REPLACED_S, False
+    while not notice.came and time.monotonic() < deadline_s:
+        stop = run.stop_request()
+        if stop is None or not stop.resumes:
+            break
+        if not told:
+            say(f"{stop.by}: waiting for the supervisor to replace this JobSet")
+            told = True
+        time.sleep(REPLACED_POLL_S)
+    return not notice.came
 
 
 def _let_the_cause_come_first(own: HostEnd, notice: Notice) -> None:

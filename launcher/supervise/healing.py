@@ -29,6 +29,8 @@ def loss(
             return _lost(provision, there)
         case Phase.WAITING | Phase.STARTING if provision.ready_s is None:
             return _not_coming(wanted, seen, provision, there, now)
+        case Phase.WAITING | Phase.STARTING | Phase.DEGRADED if wanted.restarts_itself:
+            return _not_coming_back(wanted, seen, provision, there, now)
         case Phase.STARTING | Phase.DEGRADED if not wanted.restarts_itself:
             since_s = _last_sign_s(seen, provision)
             if now - since_s <= DEGRADED_S:
@@ -108,6 +110,19 @@ def _not_coming(
         f"no {there.capacity} chips for {there.num_slices} slices in {where} for {waited_s / 60:.0f} minutes"
     )
     return Delete(machines=there, trouble=Trouble.NO_CAPACITY, why=f"{why} ({there.state})")
+
+
+def _not_coming_back(
+    wanted: Wanted, seen: Observation, provision: Provision, there: Machines, now: float
+) -> Action | None:
+    """What the place restarts by itself, as long as there are nodes for all of it."""
+    waited_s = now - _last_sign_s(seen, provision)
+    if waited_s <= wanted.fallback_after_s or seen.room is None or seen.room >= there.num_slices:
+        return None
+    if not has_alternative(wanted, provision, seen.provisions, seen.room, now):
+        return None
+    why = f"no nodes for {there.num_slices} slices for {waited_s / 60:.0f} minutes ({there.state})"
+    return Delete(machines=there, trouble=Trouble.NO_CAPACITY, why=why)
 
 
 def _useless(seen: Observation, provision: Provision, there: Machines, now: float) -> Action | None:

@@ -1049,6 +1049,27 @@ JOBSETS: list[Row] = [
         ["delete run-x NO_CAPACITY"],
     ),
     (
+        "was up, a node is gone, room for one of two: give up",
+        EJ,
+        seen(dataclasses.replace(JOB, phase=P.WAITING), provisions=[JOB_LEDGER], room=1),
+        16,
+        ["delete run-x NO_CAPACITY"],
+    ),
+    (
+        "was up, a node is gone, too early: wait",
+        EJ,
+        seen(dataclasses.replace(JOB, phase=P.DEGRADED), provisions=[JOB_LEDGER], room=1),
+        14,
+        ["wait"],
+    ),
+    (
+        "was up, a node is gone and is back: wait",
+        EJ,
+        seen(dataclasses.replace(JOB, phase=P.STARTING), provisions=[JOB_LEDGER], room=2),
+        16,
+        ["wait"],
+    ),
+    (
         "pending, room for none: wait",
         EJ,
         seen(
