@@ -114,7 +114,7 @@ def _lost(host: str) -> HostEnd:
     return HostEnd(
         host=host,
         exit_code=ExitCode.INFRASTRUCTURE,
-        reason="it was lost: its node went away, or its pod was killed",
+        reason="it was lost: its node went away, or it was killed there",
         time_s=math.inf,
     )
 

@@ -51,6 +51,7 @@ BUILD_LOCK = "requirements-build.lock"
 PACKAGES = ("launcher", "recipes", "trainer")
 ARCHIVE_LIMIT_BYTES = 2**30
 TIMEOUT_S, TELL_TIMEOUT_S = 60.0, 3.0
+TELL_CHARACTERS = 500
 WAITS_S = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 30.0, 30.0)
 """Between tries: two minutes in all."""
 INSTALL_S = 1800.0
@@ -88,7 +89,7 @@ def main() -> int:
 
 def give_up(why: str) -> int:
     """Says why, where the supervisor looks."""
-    say(f"failed: {' '.join(why.split())[:500]}")
+    say(f"failed: {' '.join(why.split())}")
     return 1
 
 
@@ -156,8 +157,9 @@ def ask(path: str, *, timeout_s: float = TIMEOUT_S) -> str:
 
 def tell(text: str) -> None:
     """Sets the guest attribute that the supervisor reads; it is news, so its loss is no error."""
+    request = metadata_request(GUEST_STATE, " ".join(text.split())[:TELL_CHARACTERS].encode())
     with contextlib.suppress(OSError, http.client.HTTPException):
-        DIRECT.open(metadata_request(GUEST_STATE, text.encode()), timeout=TELL_TIMEOUT_S).close()
+        DIRECT.open(request, timeout=TELL_TIMEOUT_S).close()
 
 
 def patiently(  # noqa: UP047 - the new syntax is not Python 3.10

@@ -181,7 +181,7 @@ def _lead(spec: VmSpec, host: Member, notice: Notice) -> End:
 
 def _one_attempt(spec: VmSpec, host: Member, run: RunDir, leader: Leader, notice: Notice) -> End | None:
     """Opens an attempt, sees it through and judges the run; None: the hosts meet again."""
-    with member.hold(run, host.owner, notice) as keeper, Lookout(run) as lookout:
+    with member.hold(run, host.owner, notice, say=report) as keeper, Lookout(run) as lookout:
         if why := _not_wanted(spec, run):
             return _dismissed(leader, ExitCode.PREEMPTED, why)
         attempts.close_last(run, time.time())

@@ -36,7 +36,6 @@ FRUITFUL, SAVED = end(75, (3, 9)), end(42, (3, 9))
         ([end(1)], 1, "s0-h0: said 1"),
         ([SAVED, end(2)], 2, "s0-h0: said 2"),
         ([end(1, host=None)], 1, "said 1"),
-        # A user's error that somebody launched again after is another order's; here only the last counts.
         ([NOTICE], None, ""),
         ([NOTICE] * 50, None, ""),
         ([SAVED] * 50, None, ""),

@@ -389,6 +389,6 @@ def test_the_wheel_carries_code_and_data(tmp_path: Path) -> None:
         shown(path)
         for package in PACKAGES
         for path in (REPO / package).rglob("*")
-        if path.suffix in {".py", ".yaml", ".json"} or path.name == "py.typed"
+        if path.suffix in {".py", ".yaml", ".json", ".sh"} or path.name == "py.typed"
     }
     assert carried == expected
