@@ -210,7 +210,7 @@ def _one_attempt(spec: VmSpec, host: Member, run: RunDir, leader: Leader, notice
 def _not_wanted(spec: VmSpec, run: RunDir) -> str:
     """Why no other attempt may begin on these VMs; empty: it may."""
     if stop := run.stop_request():
-        return f"stopped as asked by {stop.by}"
+        return "to go on with other machines" if stop.resumes else f"stopped as asked by {stop.by}"
     order = run.order()
     if order is not None and order.id != spec.order:
         return f"launched again by {order.by}"
