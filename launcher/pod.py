@@ -32,8 +32,9 @@ CODE = "MUSTER_CODE"
 LAST_WORDS_BYTES = 4000
 """Kubernetes shows 4096."""
 COLLATERAL_S = 5.0
-REPLACED_S, REPLACED_POLL_S = 900.0, 2.0
-"""How long to wait for the supervisor to replace this JobSet by one with other slices."""
+REPLACED_S, REMOVED_S = 900.0, 60.0
+"""How long to wait for the supervisor to replace this JobSet by one with other slices; to remove it."""
+STOPPED_POLL_S = 2.0
 
 
 def member_of(environ: Mapping[str, str]) -> Member:
@@ -132,7 +133,7 @@ def _lead(pod: Member, notice: Notice) -> End:
     run = RunDir(open_storage(pod.context.run_dir))
     leader = Leader(pod, notice)
     leader.start()
-    if not _wait_to_be_replaced(run, notice) or not leader.meet():
+    if not _wait_to_be_removed(run, notice) or not leader.meet():
         return _left_before_it_began()
     with member.hold(run, pod.owner, notice) as keeper, Lookout(run) as lookout:
         stop = run.stop_request()
@@ -153,21 +154,20 @@ def _lead(pod: Member, notice: Notice) -> End:
         return _words(leader.lead(run, attempt, keeper, lookout).own)
 
 
-def _wait_to_be_replaced(run: RunDir, notice: Notice) -> bool:
-    """Waits while the supervisor is about to remove this JobSet for another; False when asked to leave.
+def _wait_to_be_removed(run: RunDir, notice: Notice) -> bool:
+    """Waits while somebody may be about to remove this JobSet; False when asked to leave.
 
     JobSet restarts what left to make room, and any other end of these pods would be counted or fail it.
     The lease is not held meanwhile: that is how the supervisor sees that the hosts have left.
     """
-    deadline_s, told = time.monotonic() + REPLACED_S, False
-    while not notice.came and time.monotonic() < deadline_s:
-        stop = run.stop_request()
-        if stop is None or not stop.resumes:
+    began_s, told = time.monotonic(), False
+    while not notice.came and (stop := run.stop_request()) is not None:
+        if time.monotonic() - began_s >= (REPLACED_S if stop.resumes else REMOVED_S):
             break
         if not told:
-            say(f"{stop.by}: waiting for the supervisor to replace this JobSet")
+            say(f"asked to stop: {stop.by}; waiting for this JobSet to be removed")
             told = True
-        time.sleep(REPLACED_POLL_S)
+        time.sleep(STOPPED_POLL_S)
     return not notice.came
 
 

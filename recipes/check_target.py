@@ -264,9 +264,9 @@ def _check_controller(recipe: Recipe) -> Iterator[Problem]:
         yield _problem("controller", controller, "does not go with hardware.generation=cpu", fix)
     if fewest is None:
         return
-    if controller != "pathways":
-        fix = "remove it, or use target.controller=pathways"
-        reason = f"is not used by target.controller={controller}"
+    if recipe.target.kind == "local":
+        fix = "remove it, or use target=gke or target=tpu"
+        reason = "is not used by target.kind=local"
         yield Problem(key="multislice.min_slices", value=fewest, reason=reason, fix=fix)
     elif fewest > recipe.multislice.num_slices:
         most = recipe.multislice.num_slices

@@ -39,8 +39,10 @@ def with_slices(recipe: Recipe, num_slices: int) -> Recipe:
 
 
 def possible_slices(recipe: Recipe) -> Sequence[int]:
-    """Numbers of slices that the run may go on with, most first."""
+    """Numbers of slices that the run may be launched with, most first. Pathways drops slices by itself."""
     most, fewest = recipe.multislice.num_slices, recipe.multislice.min_slices
+    if recipe.target.controller == "pathways":
+        return (most,)
     numbers = range(most, (most if fewest is None else fewest) - 1, -1)
     return tuple(number for number in numbers if number == most or _is_possible(recipe, number))
 

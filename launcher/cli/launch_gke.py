@@ -8,12 +8,15 @@ the cluster runs beside what waits for git or the bucket; the two client librari
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
+import secrets
 import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,16 +33,21 @@ from launcher.gke.blockers import blockers
 from launcher.gke.client import Cluster, connect
 from launcher.gke.differing import what_differs
 from launcher.gke.doctor_checks import Result
-from launcher.gke.manifest import manifest, manifest_bytes
-from launcher.gke.objects import JOBSETS, Object
-from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse, standing
+from launcher.gke.manifest import manifest_bytes
+from launcher.gke.objects import JOBSETS, Object, created_s
+from launcher.gke.of_run import num_slices
+from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse, standing, wanted_jobset
 from launcher.gke.validate import problems
-from launcher.plan import Plan
+from launcher.lease import LeaseHeld
+from launcher.plan import Plan, make_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, create_or_open, launched_recipe
 from launcher.storage import open_storage
+from launcher.supervise.limits import refuse_passed_deadline
+from launcher.supervise.records import Order
 from recipes.check_target import launch_problems
 from recipes.contract import ExitCode, Fork
+from recipes.elastic import possible_slices, with_slices
 from recipes.errors import RecipeError, UserError
 from recipes.hardware import CPU
 from recipes.schema import Recipe
@@ -71,6 +79,8 @@ class _Prepared:
     wanted: Wanted
     code: Bundle | None
     """To upload."""
+    bundle: str | None
+    """Its digest; None when the image has the code."""
 
     @property
     def left_out(self) -> Sequence[str]:
@@ -115,16 +125,20 @@ def launch(asked: GkeLaunch) -> int:
     if launched.submitted is None:
         return _complete(asked, launched.run)
     _report(asked, launched, launched.submitted, time.monotonic() - began_s)
-    return _follow(asked, launched) if asked.wait else ExitCode.COMPLETE
+    if not asked.wait:
+        return ExitCode.COMPLETE
+    return _supervise(asked, launched) if _is_watched(asked.recipe) else _follow(asked, launched)
 
 
 def _launch(asked: GkeLaunch) -> _Launched:
     """All steps."""
     recipe = asked.recipe
+    refuse_passed_deadline(recipe, time.time())
     _check_addresses(recipe)
     looking = beside(lambda: _look(asked))
     prepared = _prepare(asked)
     seen = looking.result()
+    prepared = _as_it_goes_on(asked, prepared, seen.jobset)
     found, kind = seen.jobset, standing(seen.jobset, prepared.wanted)
     run = RunDir(open_storage(recipe.run_dir))
 
@@ -153,6 +167,7 @@ def _launch(asked: GkeLaunch) -> _Launched:
     submitted = None
     if not done:
         _send(asked, to_send, run)
+        _write_order(asked, run, prepared.bundle, found if kind is Standing.SAME else None)
         submitted = submission.submit()
     return _Launched(cluster=seen.cluster, run=run, submitted=submitted, left_out=prepared.left_out)
 
@@ -212,13 +227,34 @@ def _prepare(asked: GkeLaunch) -> _Prepared:
         code = make_bundle(Path.cwd())
         digest = code.digest
         _check_files(recipe, code.root)
-    wanted = Wanted(
-        manifest=manifest(recipe, plan, bundle=digest),
-        fallback=manifest(recipe, plan, bundle=digest, message_patterns=False),
-    )
+    wanted = wanted_jobset(recipe, plan, digest)
     if found := problems(wanted.manifest):
         raise RecipeError(plan.recipe, found)
-    return _Prepared(wanted=wanted, code=code)
+    return _Prepared(wanted=wanted, code=code, bundle=digest)
+
+
+def _as_it_goes_on(asked: GkeLaunch, prepared: _Prepared, jobset: Object | None) -> _Prepared:
+    """The same launch on fewer slices, when a supervisor has brought it to that."""
+    number, recipe = num_slices(jobset) if jobset is not None else 0, asked.recipe
+    if number == recipe.multislice.num_slices or number not in possible_slices(recipe):
+        return prepared
+    effective = with_slices(recipe, number)
+    fewer = wanted_jobset(effective, make_plan(effective), prepared.bundle)
+    if standing(jobset, fewer) is not Standing.SAME:
+        return prepared
+    output.say(f"{asked.plan.run_name}: goes on with {number} of {recipe.multislice.num_slices} slices")
+    return replace(prepared, wanted=fewer)
+
+
+def _write_order(asked: GkeLaunch, run: RunDir, bundle: str | None, same: Object | None) -> None:
+    """What a supervisor is to keep running; of a JobSet that is there already, since it is."""
+    path = launched_recipe(asked.recipe)[0]
+    if same is not None and (known := run.order()) and (known.recipe, known.bundle) == (path, bundle):
+        return
+    # Whole seconds, as those of the JobSet's creation, which comes after it.
+    launched_s = created_s(same) if same is not None else math.floor(time.time())
+    order = Order(id=secrets.token_hex(8), recipe=path, bundle=bundle, launched_s=launched_s, by=asked.again)
+    run.write_order(order)
 
 
 def confirm(plan: Plan, recipe: Recipe, *, assume_yes: bool) -> None:
@@ -353,6 +389,39 @@ def _next(run: RunDir) -> list[str]:
         f"  read logs    muster logs {address} --follow",
         f"  stop         muster stop {address}",
     ]
+
+
+def _is_watched(recipe: Recipe) -> bool:
+    """Whether it needs more than JobSet does by itself."""
+    config = recipe.run
+    return config.deadline is not None or config.max_cost is not None or len(possible_slices(recipe)) > 1
+
+
+def _supervise(asked: GkeLaunch, launched: _Launched) -> int:
+    from launcher.cli.places import Places
+    from launcher.cli.supervising import Foreground, held, report
+    from launcher.display import open_display
+
+    run, finish = launched.run, None
+    try:
+        with (
+            held(run, asked.again) as keeper,
+            open_display() as display,
+            contextlib.suppress(KeyboardInterrupt),
+        ):
+            finish = Foreground(run, keeper, Places(), display).follow()
+    except LeaseHeld as error:
+        output.say(f"{error.message}; only followed from here")
+        return _follow(asked, launched)
+    if finish is not None:
+        report(run, finish, as_json=asked.as_json, again=asked.again)
+        return int(finish.exit_code)
+    output.say(f"{asked.plan.run_name}: no longer supervised from here; the run goes on")
+    output.say("  meanwhile    JobSet restarts it; nobody heeds its deadline or cost, or changes its slices")
+    output.say(f"  go on        muster supervise {shlex.quote(run.url)}")
+    for line in _next(run):
+        output.say(line)
+    return INTERRUPTED
 
 
 def _follow(asked: GkeLaunch, launched: _Launched) -> int:

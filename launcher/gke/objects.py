@@ -5,6 +5,7 @@ The API server checks what it stores, but custom resources and webhooks change w
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -100,3 +101,11 @@ def condition(value: object, kind: str) -> Object:
 def is_true(value: object, kind: str) -> bool:
     """Whether the condition's status is "True": a condition with "False" says the opposite of its type."""
     return condition(value, kind).get("status") == "True"
+
+
+def created_s(value: object) -> float:
+    """Unix time, in whole seconds; 0 when nothing says."""
+    try:
+        return datetime.datetime.fromisoformat(text(value, "metadata", "creationTimestamp")).timestamp()
+    except ValueError:
+        return 0.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from launcher.gke import names
 from launcher.gke.client import Cluster, connect
 from launcher.gke.look import look
-from launcher.gke.objects import JOBSETS, Object, annotation
+from launcher.gke.objects import JOBSETS, Object, annotation, items, number
 from launcher.gke.observe import Observation, explain
 from launcher.gke.submit import is_ours
 from launcher.rundir import RunDir, read_recipe
@@ -49,8 +49,8 @@ def target_of(run: RunDir) -> TargetConfig | None:
 def targets_of(run: RunDir) -> Sequence[TargetConfig]:
     """Every place where the run was launched, newest first; without older launches that are damaged."""
     found: dict[tuple[str | None, str], TargetConfig] = {}
-    for number, path in enumerate(run.launches()):
-        with contextlib.nullcontext() if number == 0 else contextlib.suppress(StorageError):
+    for age, path in enumerate(run.launches()):
+        with contextlib.nullcontext() if age == 0 else contextlib.suppress(StorageError):
             target = read_recipe(run.storage, path).target
             found.setdefault((target.cluster, target.namespace), target)
     return list(found.values())
@@ -109,3 +109,8 @@ def own_jobset(cluster: Cluster, run: RunDir, name: str) -> Object | None:
         f"{where} belongs to the run in {annotation(found, names.RUN_DIR)}, not to {run.url}",
         hint="give that address instead",
     )
+
+
+def num_slices(jobset: Object) -> int:
+    """Slices that a JobSet has; a head beside them is a single one."""
+    return max((number(each, "replicas") for each in items(jobset, "spec", "replicatedJobs")), default=0)

@@ -6,33 +6,21 @@ slices: their JobSet is made anew with another number of slices.
 
 from __future__ import annotations
 
-import datetime
 import time
 from collections.abc import Callable, Sequence
 
 from launcher import lease
-from launcher.gke.api_errors import ClusterError, Denied, Missing, Refused
+from launcher.gke.api_errors import Denied, Missing, Refused
 from launcher.gke.client import Cluster, connect
 from launcher.gke.doctor import NODES
 from launcher.gke.doctor_checks_nodes import Hosts
 from launcher.gke.look import look
-from launcher.gke.manifest import manifest
-from launcher.gke.objects import (
-    JOBSETS,
-    PODS,
-    Object,
-    Resource,
-    is_deleting,
-    items,
-    number,
-    text,
-    uid,
-)
+from launcher.gke.objects import JOBSETS, PODS, Object, Resource, created_s, is_deleting, uid
 from launcher.gke.observe import JobState, explain
-from launcher.gke.of_run import is_of
+from launcher.gke.of_run import is_of, num_slices
 from launcher.gke.podspec import node_selector, tolerations
 from launcher.gke.room import room
-from launcher.gke.submit import Submission, Wanted
+from launcher.gke.submit import Submission, wanted_jobset
 from launcher.plan import make_plan
 from launcher.rundir import RunDir, launched_recipe
 from launcher.storage import StorageError
@@ -40,6 +28,7 @@ from launcher.supervise.observation import Fault, Machines, Option, Phase
 from launcher.supervise.place import Look, Refusal
 from launcher.supervise.records import Order, Provision, Trouble
 from launcher.supervise.wanted import cluster_place
+from recipes.contract import ExitCode
 from recipes.elastic import possible_slices, with_slices
 from recipes.errors import UserError
 from recipes.hardware import CPU
@@ -191,14 +180,9 @@ class GkePlace:
         return room(nodes, _bound(cluster), hosts, run=self._name, namespace=cluster.namespace)
 
     def _submission(self, cluster: Cluster, effective: Recipe) -> Submission:
-        plan, bundle = make_plan(effective), self._order.bundle
-        wanted = Wanted(
-            manifest=manifest(effective, plan, bundle=bundle),
-            fallback=manifest(effective, plan, bundle=bundle, message_patterns=False),
-        )
         return Submission(
             cluster,
-            wanted,
+            wanted_jobset(effective, make_plan(effective), self._order.bundle),
             lambda _found: ["it was made by another launch"],
             say=lambda _text: None,
             sleep=time.sleep,
@@ -220,19 +204,6 @@ def hosts_of(recipe: Recipe) -> Hosts:
     )
 
 
-def num_slices(jobset: Object) -> int:
-    """Slices that a JobSet has; a head beside them is a single one."""
-    return max((number(each, "replicas") for each in items(jobset, "spec", "replicatedJobs")), default=0)
-
-
-def created_s(jobset: Object) -> float:
-    """Unix time, in whole seconds; 0 when nothing says."""
-    try:
-        return datetime.datetime.fromisoformat(text(jobset, "metadata", "creationTimestamp")).timestamp()
-    except ValueError:
-        return 0.0
-
-
 def _bound(cluster: Cluster) -> Sequence[Object]:
     """Pods on nodes: of all namespaces or, where that may not be seen, of the run's own."""
     for resource in (ALL_PODS, PODS):
@@ -245,7 +216,7 @@ def _bound(cluster: Cluster) -> Sequence[Object]:
 
 def _refused(what: str, error: UserError) -> Refusal:
     trouble = Trouble.BAD_REQUEST
-    if not isinstance(error, ClusterError) or error.exit_code != 2:
+    if error.exit_code == ExitCode.INFRASTRUCTURE:
         trouble = Trouble.UNAVAILABLE
     elif isinstance(error, Denied):
         trouble = Trouble.PERMISSION

@@ -17,7 +17,7 @@ from typing import Any
 from launcher.gke import names
 from launcher.gke.api_errors import ClusterError, Conflicting, Refused
 from launcher.gke.client import Cluster
-from launcher.gke.manifest import manifest_bytes
+from launcher.gke.manifest import manifest, manifest_bytes
 from launcher.gke.objects import (
     JOBSETS,
     Object,
@@ -30,8 +30,10 @@ from launcher.gke.objects import (
     text,
     uid,
 )
+from launcher.plan import Plan
 from recipes.contract import ExitCode
 from recipes.errors import UserError
+from recipes.schema import Recipe
 
 GONE_TIMEOUT_S = 900.0
 """For all pods of an ended JobSet to be gone."""
@@ -82,6 +84,14 @@ class Submitted:
     """False: it was there already, and is what was wanted."""
     degraded: bool
     """JobSet is too old for message patterns: preemptions count as restarts."""
+
+
+def wanted_jobset(recipe: Recipe, plan: Plan, bundle: str | None) -> Wanted:
+    """The JobSet of a recipe and its plan."""
+    return Wanted(
+        manifest=manifest(recipe, plan, bundle=bundle),
+        fallback=manifest(recipe, plan, bundle=bundle, message_patterns=False),
+    )
 
 
 def standing(found: Object | None, wanted: Wanted) -> Standing:

@@ -101,10 +101,10 @@ class Kubelet:
         return self._add_all(shape, count)
 
     def add_cpu_nodes(
-        self, pool: str, *, count: int = 1, labels: Mapping[str, str] | None = None
+        self, pool: str, *, count: int = 1, labels: Mapping[str, str] | None = None, pods: int = 110
     ) -> list[str]:
-        """Nodes without accelerator."""
-        return self._add_all(cpu_node(pool, labels=labels or {}), count)
+        """Nodes without accelerator, each for so many pods."""
+        return self._add_all(cpu_node(pool, labels=labels or {}, pods=pods), count)
 
     def preempt(self, name: str, *, notice_s: float = SPOT_NOTICE_S, replace: bool = True) -> str:
         """Takes a node away with notice; returns when it is gone, with the name of the one in its place."""

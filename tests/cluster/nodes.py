@@ -36,8 +36,8 @@ def tpu_node(pool: str, *, accelerator: str, topology: str, chips: int, labels: 
     )
 
 
-def cpu_node(pool: str, *, labels: Mapping[str, str]) -> Node:
-    capacity = {"cpu": "208", "memory": "448Gi", "pods": "110"}
+def cpu_node(pool: str, *, labels: Mapping[str, str], pods: int) -> Node:
+    capacity = {"cpu": "208", "memory": "448Gi", "pods": str(pods)}
     return Node(pool=pool, labels={POOL: pool, **labels}, capacity=capacity, taints=())
 
 

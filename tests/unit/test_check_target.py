@@ -44,6 +44,7 @@ def recipe_of(base: Mapping[str, Any], changed: Mapping[str, Any]) -> Recipe:
         (GKE, {"host_network": True, "privileged": True}),
         (PATHWAYS, {}),
         ({**PATHWAYS, "multislice.min_slices": 1}, {}),
+        ({**GKE, "multislice.min_slices": 1}, {}),
         (LOCAL, {"kind": "gke"}),
         (LOCAL, {"priority_class": "high", "placement": "topology", "capacity": "reserved"}),
     ],
@@ -122,7 +123,7 @@ def test_good_targets(base: Mapping[str, Any], changed: Mapping[str, Any]) -> No
         ({**LOCAL, "target.kind": "gke"}, {"host_network": True}, "target.host_network", "ports clash"),
         ({**LOCAL, "target.kind": "gke"}, {"controller": "pathways"}, "target.controller", "cpu"),
         (LOCAL, {"controller": "pathways"}, "target.controller", "target.kind=local"),
-        ({**GKE, "multislice.min_slices": 1}, {}, "multislice.min_slices", "target.controller=pathways"),
+        ({**LOCAL, "multislice.min_slices": 1}, {}, "multislice.min_slices", "target.kind=local"),
         ({**PATHWAYS, "multislice.min_slices": 3}, {}, "multislice.min_slices", "use at most 2"),
     ],
 )
