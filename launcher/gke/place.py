@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from launcher import lease
-from launcher.gke.api_errors import Denied, Missing, Refused
+from launcher.gke.api_errors import Conflicting, Denied
 from launcher.gke.client import Cluster, connect
 from launcher.gke.doctor import NODES
 from launcher.gke.doctor_checks_nodes import Hosts
@@ -214,17 +214,21 @@ def _bound(cluster: Cluster) -> Sequence[Object]:
     return []
 
 
-def _refused(what: str, error: UserError) -> Refusal:
+def fault_of(error: UserError) -> Fault:
+    """What a cluster's refusal means."""
     trouble = Trouble.BAD_REQUEST
-    if error.exit_code == ExitCode.INFRASTRUCTURE:
+    if error.exit_code == ExitCode.INFRASTRUCTURE or isinstance(error, Conflicting):
         trouble = Trouble.UNAVAILABLE
     elif isinstance(error, Denied):
         trouble = Trouble.PERMISSION
     elif "exceeded quota" in error.message:
         trouble = Trouble.QUOTA
-    code = type(error).__name__ if isinstance(error, Refused | Missing | Denied) else "cluster"
-    return _refusal(what, trouble, code, error.message, error.hint)
+    return Fault(trouble=trouble, code=type(error).__name__, message=error.message)
 
 
-def _refusal(what: str, trouble: Trouble, code: str, message: str, hint: str = "") -> Refusal:
-    return Refusal(what, Fault(trouble=trouble, code=code, message=message), hint=hint)
+def _refused(what: str, error: UserError) -> Refusal:
+    return Refusal(what, fault_of(error), hint=error.hint)
+
+
+def _refusal(what: str, trouble: Trouble, code: str, message: str) -> Refusal:
+    return Refusal(what, Fault(trouble=trouble, code=code, message=message))
