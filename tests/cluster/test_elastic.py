@@ -24,12 +24,12 @@ from launcher.supervise.records import Trouble
 from recipes.contract import ExitCode
 from recipes.schema import Recipe
 from tests.cluster.cluster import Cluster
-from tests.cluster.runs import Run, stand_in_tree
+from tests.cluster.runs import SHORT, Run, stand_in_tree
 from tests.local.gcs_server import GcsServer
 
 pytestmark = pytest.mark.timeout(240)
 
-PATIENCE_S = 100.0
+PATIENCE_S = 200.0
 ROOM_SPEEDUP = 30.0
 """Nodes are counted each second."""
 KEYS = {
@@ -38,6 +38,11 @@ KEYS = {
     "checkpoint.save_interval_steps": 10,
     "target.grace_period_s": 10,
     "run.peer_timeout_s": 5,
+}
+ELASTIC = {
+    "multislice.min_slices": 1,
+    "multislice.grow_after_s": 3,
+    "target.fallback_after_s": 3,
 }
 
 
@@ -105,17 +110,30 @@ def test_a_run_goes_on_with_fewer_slices_and_grows_back(
     cluster: Cluster, gcs: GcsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nodes = [add_node(cluster, f"pool-{index}") for index in range(2)]
-    elastic = {
-        "multislice.min_slices": 1,
-        "multislice.grow_after_s": 3,
-        "target.fallback_after_s": 3,
-    }
-    run = launched(cluster, gcs, tmp_path, elastic)
-    watched = Watched(run, monkeypatch)
+    run = launched(cluster, gcs, tmp_path, ELASTIC)
+    fewer_and_more(Watched(run, monkeypatch), cluster, nodes[1])
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_real_training_goes_on_with_fewer_slices_and_grows_back(
+    cluster: Cluster, gcs: GcsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nodes = [add_node(cluster, f"pool-{index}") for index in range(2)]
+    run = Run(cluster, gcs, overrides={**SHORT, **ELASTIC, "train.num_steps": 800})
+    assert run.launch().code == 0
+    fewer_and_more(Watched(run, monkeypatch), cluster, nodes[1])
+    status = run.status()
+    assert status["state"] == "complete"
+
+
+def fewer_and_more(watched: Watched, cluster: Cluster, node: str) -> None:
+    """A node goes away for good, later another one comes, and no step beyond the checkpoint is lost."""
+    run = watched.run
     watched.until(lambda: run.committed() >= 10, "a checkpoint")
     assert watched.num_slices() == 2
 
-    cluster.kubelet.kill_node(nodes[1], replace=False)
+    cluster.kubelet.kill_node(node, replace=False)
     watched.until(lambda: watched.num_slices() == 1, "one slice")
     said = run.launch()
     assert (said.code, "there already, the same" in said.err) == (0, True), said.err
