@@ -1,12 +1,37 @@
-"""What a run costs: an hour, so far, and to its end. Pure arithmetic over its ledger."""
+"""What a run costs: an hour, so far, and to its end. Pure arithmetic over its ledger, in USD."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from launcher.supervise.records import Provision
 
 HOUR_S = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """Of one run at one moment; each is None when it is not known."""
+
+    usd_per_hour: float | None = None
+    """For what is up now."""
+    spent_usd: float | None = None
+    to_finish_usd: float | None = None
+    """At the present speed, on machines like the newest ones."""
+    to_finish_hours: float | None = None
+    price_source: str | None = None
+    """Where the price of a chip comes from."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Span:
+    """From when to when an attempt used its machines (Unix time)."""
+
+    start_s: float
+    end_s: float
+    is_open: bool = False
+    """It still does."""
 
 
 def spent(provisions: Sequence[Provision], now: float) -> float | None:
@@ -25,8 +50,8 @@ def spent(provisions: Sequence[Provision], now: float) -> float | None:
             continue
         if each.usd_per_hour is None:
             return None
-        hours = max(0.0, (each.ended_s or now) - each.ready_s) / HOUR_S
-        total += hours * each.usd_per_hour
+        ended_s = now if each.ended_s is None else each.ended_s
+        total += max(0.0, ended_s - each.ready_s) / HOUR_S * each.usd_per_hour
     return total
 
 
@@ -38,6 +63,49 @@ def per_hour(provisions: Sequence[Provision]) -> float | None:
 
 def to_finish(*, steps_left: int, step_time_s: float | None, usd_per_hour: float | None) -> float | None:
     """USD until the last step at the present speed; None when speed or price are unknown."""
-    if step_time_s is None or usd_per_hour is None:
-        return None
-    return steps_left * step_time_s / HOUR_S * usd_per_hour
+    hours = hours_to_finish(steps_left=steps_left, step_time_s=step_time_s)
+    return None if hours is None or usd_per_hour is None else hours * usd_per_hour
+
+
+def hours_to_finish(*, steps_left: int, step_time_s: float | None) -> float | None:
+    """Hours of training until the last step; None when the speed is unknown."""
+    return None if step_time_s is None else max(0, steps_left) * step_time_s / HOUR_S
+
+
+def of_provisions(
+    provisions: Sequence[Provision],
+    now: float,
+    *,
+    steps_left: int,
+    step_time_s: float | None,
+    price_source: str | None,
+) -> Cost:
+    """Of a run whose machines are in its ledger."""
+    real = [each.usd_per_hour for each in provisions if not each.is_probe]
+    newest = real[-1] if real else None
+    return Cost(
+        usd_per_hour=per_hour(provisions),
+        spent_usd=spent(provisions, now),
+        to_finish_usd=to_finish(steps_left=steps_left, step_time_s=step_time_s, usd_per_hour=newest),
+        to_finish_hours=hours_to_finish(steps_left=steps_left, step_time_s=step_time_s),
+        price_source=price_source,
+    )
+
+
+def of_attempts(
+    spans: Sequence[Span],
+    *,
+    usd_per_hour: float,
+    steps_left: int,
+    step_time_s: float | None,
+    price_source: str | None,
+) -> Cost:
+    """Of a run without such a ledger: its machines cost something while its attempts last."""
+    hours = sum(max(0.0, each.end_s - each.start_s) for each in spans) / HOUR_S
+    return Cost(
+        usd_per_hour=usd_per_hour if any(each.is_open for each in spans) else 0.0,
+        spent_usd=hours * usd_per_hour,
+        to_finish_usd=to_finish(steps_left=steps_left, step_time_s=step_time_s, usd_per_hour=usd_per_hour),
+        to_finish_hours=hours_to_finish(steps_left=steps_left, step_time_s=step_time_s),
+        price_source=price_source,
+    )

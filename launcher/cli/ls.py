@@ -15,7 +15,7 @@ from launcher.cli import output, runs
 from launcher.cli.jobsets import cluster_options, show_runs
 from launcher.rundir import RunDir
 from launcher.storage import Storage, Unavailable, is_remote, open_storage
-from launcher.summary import RunSummary, summary
+from launcher.summary import RunSummary, plain, summary
 from recipes.contract import is_run_name
 from recipes.errors import UserError
 
@@ -23,6 +23,7 @@ THREADS = 16
 """Runs read at once; each takes several requests to a bucket."""
 
 HEADER = ("RUN", "STATE", "STEP", "SAVED", "LOSS", "ATTEMPTS", "SEEN")
+COST_HEADER = ("USD/H", "SPENT", "TO GO")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +56,7 @@ def command(
     if as_json:
         output.data_json({"root": storage.url, "runs": [_plain(entry) for entry in found]})
     elif found:
-        output.data(output.table([_row(entry, now) for entry in found], header=HEADER))
+        output.data(_table(found, now))
     else:
         output.say(f"no runs in {storage.url}")
     for entry in found:
@@ -79,14 +80,15 @@ def _check_folder(root: str, storage: Storage) -> None:
 def read_runs(storage: Storage, now: float) -> Sequence[RunSummary | Damaged]:
     """Every run below ``storage``, by name; other folders are passed over."""
     names = [name for name in storage.children() if is_run_name(name)]
+    overseer = runs.overseer(storage, now)
     with ThreadPoolExecutor(THREADS) as pool:
-        entries = pool.map(lambda name: _read(RunDir(storage.child(name)), name, now), names)
+        entries = pool.map(lambda name: _read(RunDir(storage.child(name)), name, now, overseer), names)
         return [entry for entry in entries if entry is not None]
 
 
-def _read(run: RunDir, name: str, now: float) -> RunSummary | Damaged | None:
+def _read(run: RunDir, name: str, now: float, overseer: str | None) -> RunSummary | Damaged | None:
     try:
-        return summary(run, now) if run.exists() else None
+        return summary(run, now, overseer=overseer) if run.exists() else None
     except Unavailable:
         raise
     except UserError as error:
@@ -96,7 +98,23 @@ def _read(run: RunDir, name: str, now: float) -> RunSummary | Damaged | None:
 def _plain(entry: RunSummary | Damaged) -> dict[str, object]:
     if isinstance(entry, Damaged):
         return {"name": entry.name, "url": entry.url, "state": "damaged", "problem": entry.problem}
-    return dataclasses.asdict(entry)
+    return plain(entry)
+
+
+def _table(found: Sequence[RunSummary | Damaged], now: float) -> str:
+    """With what it costs where that is known of any run."""
+    costs = [_costs(entry) for entry in found]
+    if all(each is None for each in costs):
+        return output.table([_row(entry, now) for entry in found], header=HEADER)
+    rows = [(*_row(entry, now), *(each or ("-", "-", "-"))) for entry, each in zip(found, costs, strict=True)]
+    return output.table(rows, header=(*HEADER, *COST_HEADER))
+
+
+def _costs(entry: RunSummary | Damaged) -> tuple[str, str, str] | None:
+    if isinstance(entry, Damaged) or (entry.cost.usd_per_hour is None and entry.cost.spent_usd is None):
+        return None
+    cost = entry.cost
+    return runs.dollars(cost.usd_per_hour), runs.dollars(cost.spent_usd), runs.dollars(cost.to_finish_usd)
 
 
 def _row(entry: RunSummary | Damaged, now: float) -> output.Row:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,10 @@ from typing import Any
 
 import click
 
+from launcher import lease
 from launcher.cli import output
 from launcher.rundir import RunDir
-from launcher.storage import is_remote, open_storage
+from launcher.storage import Storage, StorageError, is_remote, open_storage
 from launcher.storage_types import Names
 from launcher.summary import RunState, RunSummary
 from launcher.text import printable
@@ -21,6 +23,8 @@ from recipes.load import nearest
 
 DEFAULT_ROOT = "runs"
 ROOT_VARIABLE = "MUSTER_ROOT"
+OVERSEER = ".supervisor.json"
+"""In the folder of all runs: who supervises all of them."""
 
 
 def root_option[F: Callable[..., Any]](function: F) -> F:
@@ -97,11 +101,26 @@ def duration(seconds: float | None) -> str:
     return f"{int(max(0.0, seconds))}s"
 
 
+def dollars(value: float | None) -> str:
+    """With cents below a thousand."""
+    return "-" if value is None else f"{value:,.2f}" if value < 1000 else f"{value:,.0f}"
+
+
+def overseer(root: Storage, now: float) -> str | None:
+    """Who supervises every run of a folder; None: nobody, as far as can be read."""
+    with contextlib.suppress(StorageError):
+        held = lease.read(root, OVERSEER)
+        return held.holder() if held is not None and lease.is_held(held, now) else None
+    return None
+
+
 _COLOURS: Mapping[RunState, str] = {
     RunState.RUNNING: "cyan",
     RunState.COMPLETE: "green",
     RunState.FAILED: "red",
     RunState.STALE: "yellow",
+    RunState.WAITING: "yellow",
+    RunState.STARTING: "cyan",
 }
 
 

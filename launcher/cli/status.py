@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -13,12 +14,14 @@ import click
 from launcher.cli import output, runs
 from launcher.gke.observe import JobState
 from launcher.gke.of_run import ClusterView, last_launch, view
-from launcher.storage import is_remote
-from launcher.summary import SHOWN_HOSTS, HostRow, RunState, RunSummary, hosts_that_matter, summary
+from launcher.standing import short_place
+from launcher.storage import is_remote, open_storage
+from launcher.summary import SHOWN_HOSTS, HostRow, RunState, RunSummary, hosts_that_matter, plain, summary
 from launcher.text import one_line
 from recipes.contract import ExitCode
 
 WATCH_PERIOD_S = 2.0
+LIVE = (RunState.RUNNING, RunState.WAITING, RunState.STARTING)
 HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "REASON")
 
 
@@ -26,7 +29,7 @@ HOST_HEADER = ("HOST", "MACHINE", "PROCESS", "PHASE", "STEP", "SEEN", "EXIT", "R
 @runs.run_argument
 @runs.root_option
 @click.option("--json", "as_json", is_flag=True, help="JSON on stdout; with --watch one document a line.")
-@click.option("--watch", is_flag=True, help="Again every 2 seconds, until the run is no longer running.")
+@click.option("--watch", is_flag=True, help="Again every 2 seconds, until nothing of the run goes on.")
 @click.option("--all-hosts", is_flag=True, help=f"Every host; otherwise at most {SHOWN_HOSTS}.")
 def command(run: str, root: str, as_json: bool, watch: bool, all_hosts: bool) -> None:
     """Show what RUN (a name, a path or a gs:// address) is doing."""
@@ -34,8 +37,11 @@ def command(run: str, root: str, as_json: bool, watch: bool, all_hosts: bool) ->
     while True:
         # A run that was never launched onto a cluster is in no bucket.
         launched = last_launch(found) if is_remote(found.url) else None
-        seen = summary(found, time.time(), all_hosts=all_hosts, stand_in=launched)
-        cluster = view(found, seen.name, launched.target) if launched else None
+        now = time.time()
+        overseer = runs.overseer(open_storage(found.url.rpartition("/")[0]), now)
+        seen = summary(found, now, all_hosts=all_hosts, stand_in=launched, overseer=overseer)
+        is_on_cluster = launched is not None and launched.target.kind == "gke"
+        cluster = view(found, seen.name, launched.target) if launched and is_on_cluster else None
         _show(seen, cluster, as_json=as_json, watch=watch, all_hosts=all_hosts)
         sys.stdout.flush()
         if not watch or not _is_live(seen, cluster):
@@ -45,7 +51,7 @@ def command(run: str, root: str, as_json: bool, watch: bool, all_hosts: bool) ->
 
 def _is_live(seen: RunSummary, cluster: ClusterView | None) -> bool:
     if cluster is None or seen.state is RunState.COMPLETE:
-        return seen.state is RunState.RUNNING
+        return seen.state in LIVE
     return cluster.seen is None or not cluster.seen.state.is_over
 
 
@@ -61,7 +67,7 @@ def _show(
     seen: RunSummary, cluster: ClusterView | None, *, as_json: bool, watch: bool, all_hosts: bool
 ) -> None:
     if as_json:
-        document = {**dataclasses.asdict(seen), "cluster": cluster and _plain(cluster)}
+        document = {**plain(seen), "cluster": cluster and _plain(cluster)}
         output.data_json(document, indent=None if watch else 2)
         return
     if watch and sys.stdout.isatty():
@@ -100,6 +106,45 @@ def _cluster_lines(cluster: ClusterView) -> list[str]:
     ]
 
 
+def _machine_lines(seen: RunSummary, now: float) -> list[str]:
+    """Where its machines are, why there are none, and who gets them."""
+    there, lines = seen.machines, list[str]()
+    if there.place is not None and there.asked_s is not None:
+        slices = f"{there.num_slices} slice{'' if there.num_slices == 1 else 's'}"
+        if there.up_since_s is not None:
+            since = f"up for {runs.duration(now - there.up_since_s)}"
+        elif there.gone_s is not None:
+            since = f"gone for {runs.duration(now - there.gone_s)}"
+        else:
+            since = f"asked for {runs.duration(now - there.asked_s)} ago"
+        which = f"provision {there.provision} of {there.num_provisions}"
+        where = f"{short_place(there.place)} {there.capacity}, {slices}"
+        lines.append(f"  machines    {one_line(where)}: {since} ({which})")
+    if there.why_not and seen.state is not RunState.COMPLETE:
+        lines.append(f"  because     {one_line(there.why_not)}")
+    if seen.supervisor:
+        lines.append(f"  supervised  by {one_line(seen.supervisor)}")
+    elif seen.is_abandoned:
+        again = f"run `muster supervise {shlex.quote(seen.url)}`"
+        lines.append(f"  supervised  by nobody: it will not come back after a preemption; {again}")
+    return lines
+
+
+def _cost_lines(seen: RunSummary) -> list[str]:
+    cost = seen.cost
+    if cost.usd_per_hour is None and cost.spent_usd is None:
+        return []
+    parts = []
+    if cost.usd_per_hour is not None:
+        parts.append(f"USD {runs.dollars(cost.usd_per_hour)} an hour now")
+    if cost.spent_usd is not None:
+        parts.append(f"{runs.dollars(cost.spent_usd)} spent")
+    if cost.to_finish_usd is not None and cost.to_finish_hours is not None and cost.to_finish_hours > 0:
+        parts.append(f"{runs.dollars(cost.to_finish_usd)} to finish ({cost.to_finish_hours:.3g} h)")
+    source = f"; {cost.price_source}" if cost.price_source else ""
+    return [f"  cost        {', '.join(parts)}{source}"]
+
+
 def _details(seen: RunSummary, cluster: ClusterView | None, *, all_hosts: bool) -> str:
     """What follows the heading."""
     committed = "none yet" if seen.committed_step < 0 else f"step {seen.committed_step}"
@@ -109,6 +154,7 @@ def _details(seen: RunSummary, cluster: ClusterView | None, *, all_hosts: bool) 
         f"  attempts    {seen.attempts}",
     ]
     lines += _cluster_lines(cluster) if cluster else []
+    lines += _machine_lines(seen, time.time()) + _cost_lines(seen)
     if seen.holder:
         lines.append(f"  held by     {seen.holder}")
     if losses := runs.learned(seen):

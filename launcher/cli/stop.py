@@ -19,6 +19,7 @@ from launcher.gke.stopping import stop_jobset
 from launcher.gke.submit import is_over
 from launcher.ledger import Damaged, Heartbeat
 from launcher.rundir import RunDir
+from launcher.standing import is_on_vms, open_provisions
 from launcher.storage import StorageError, is_remote
 from launcher.summary import RunState, RunSummary, run_name, summary
 from recipes.contract import ExitCode
@@ -35,16 +36,16 @@ POLL_S = 0.5
 @click.option(
     "--timeout-s",
     type=click.FloatRange(min=0.0),
-    show_default=f"{DEFAULT_TIMEOUT_S:g}, on a cluster after the grace period",
+    show_default=f"{DEFAULT_TIMEOUT_S:g}, on a cluster or TPU VMs more",
     help="How long to wait; the request stays.",
 )
 def command(run: str, root: str, timeout_s: float | None) -> None:
     """Stop RUN (a name, a path or a gs:// address) cleanly; launching it again resumes it.
 
-    On a cluster its JobSet is deleted; that nothing of it is left is checked.
+    On a cluster its JobSet is deleted, on TPU VMs the machines; that nothing of them is left is checked.
     """
     found = runs.find_run(run, root)
-    was_there = _stop_on_clusters(found, timeout_s)
+    was_there = _stop_on_clusters(found, timeout_s) or _stop_on_vms(found, timeout_s)
     wait_s = DEFAULT_TIMEOUT_S if timeout_s is None else timeout_s
     # Also after a JobSet is gone: another one, which no launch recorded, may hold the lease.
     was_held = stop(found, wait_s, time.sleep, time.time)
@@ -76,7 +77,8 @@ def _stop_on_clusters(run: RunDir, timeout_s: float | None) -> bool:
 def _living(run: RunDir) -> Sequence[tuple[TargetConfig, Cluster, Object]]:
     """The run's JobSets that are not over. Older places than the newest may be gone or be others' by now."""
     found: dict[str, tuple[TargetConfig, Cluster, Object]] = {}
-    for number, target in enumerate(targets_of(run)):
+    clusters = [target for target in targets_of(run) if target.kind == "gke"]
+    for number, target in enumerate(clusters):
         try:
             cluster = connect(target.cluster, target.namespace)
             jobset = own_jobset(cluster, run, run_name(run.url))
@@ -88,6 +90,27 @@ def _living(run: RunDir) -> Sequence[tuple[TargetConfig, Cluster, Object]]:
         if jobset is not None and not is_over(jobset):
             found.setdefault(uid(jobset), (target, cluster, jobset))
     return list(found.values())
+
+
+def _stop_on_vms(run: RunDir, timeout_s: float | None) -> bool:
+    """Removes the run's TPU VMs once it has saved; False when it was launched onto none, or all are gone.
+
+    Raises:
+      UserError: some are left after ``timeout_s``.
+    """
+    if not is_remote(run.url) or run.order() is None or not is_on_vms(run):
+        return False
+    before = run.stop_request()
+    is_asked = before is not None and not before.resumes
+    if not is_asked and summary(run, time.time()).state is not RunState.COMPLETE:
+        # Also while there are no machines: a supervisor may be about to ask for some.
+        _ask(run, time.time())
+    if not open_provisions(run):
+        return False
+    from launcher.cli.stopping_vms import remove_machines
+
+    remove_machines(run, timeout_s, say=output.say)
+    return True
 
 
 def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Callable[[], float]) -> bool:
@@ -118,7 +141,9 @@ def stop(run: RunDir, timeout_s: float, sleep: Callable[[float], None], now: Cal
 
 
 def _ask(run: RunDir, now: float) -> None:
-    if run.stop_request() is None:
+    asked = run.stop_request()
+    # The supervisor's own request, to change machines, ends nothing.
+    if asked is None or asked.resumes:
         run.request_stop(now, f"{_user()}@{socket.gethostname()}")
 
 

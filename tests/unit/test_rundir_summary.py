@@ -11,9 +11,11 @@ import pytest
 from launcher import lease
 from launcher.ledger import AttemptEnd, Heartbeat, HostRecord, StopRequest
 from launcher.rundir import RunDir
-from launcher.summary import SHOWN_HOSTS, FailureRow, RunState, run_state, summary
-from recipes.contract import Phase, Progress
+from launcher.summary import SHOWN_HOSTS, FailureRow, RunState, plain, run_state, summary
+from launcher.supervise.records import Order, Provision
+from recipes.contract import Phase, Progress, RunPath
 from tests.unit.rundir_support import commit_checkpoint, make_recipe, make_run
+from tests.unit.test_cost import LOST, NOW, ZONE, provision
 
 STOP = StopRequest(requested_s=1.0, by="me")
 
@@ -66,6 +68,61 @@ def test_state(
 ) -> None:
     end = None if exit_code is None else make_end(exit_code)
     assert run_state(held=held, attempts=attempts, end=end, stop=stop) is state
+
+
+RESUMES = dataclasses.replace(STOP, resumes=True)
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "stop", "provisions", "supervised", "state"),
+    [
+        (None, None, [provision()], False, RunState.WAITING),
+        (None, None, [provision(ready=1)], False, RunState.STARTING),
+        (None, None, [LOST], True, RunState.WAITING),
+        (None, None, [LOST], False, RunState.STALE),
+        (None, STOP, [provision(ready=1)], True, RunState.STOPPED),
+        (None, RESUMES, [provision(ready=1)], True, RunState.STARTING),
+        (42, RESUMES, [], False, RunState.PREEMPTED),
+        (42, None, [LOST], True, RunState.WAITING),
+        (42, None, [LOST], False, RunState.PREEMPTED),
+        (75, None, [LOST], True, RunState.FAILED),
+        (75, None, [LOST, provision(2)], True, RunState.WAITING),
+        (0, None, [provision(ready=1)], True, RunState.COMPLETE),
+    ],
+)
+def test_state_of_a_run_that_gets_machines(
+    exit_code: int | None,
+    stop: StopRequest | None,
+    provisions: list[Provision],
+    supervised: bool,
+    state: RunState,
+) -> None:
+    end = None if exit_code is None else make_end(exit_code)
+    found = run_state(
+        held=False, attempts=1, end=end, stop=stop, provisions=provisions, supervised=supervised
+    )
+    assert found is state
+
+
+def test_who_supervises_and_what_it_costs(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.write_order(Order(id="o1", recipe="launches/r.yaml", bundle=None, launched_s=NOW, by="me"))
+    assert run.claim_provision(provision(ready=3))
+    seen = summary(run, NOW)
+    assert (seen.supervisor, seen.is_abandoned, seen.cost.spent_usd) == (None, True, 24.0)
+    assert plain(seen)["spent_usd"] == 24.0
+    assert plain(seen)["place"] == ZONE
+    assert summary(run, NOW, overseer="all").supervisor == "all"
+    run.acquire(lease.this_process("muster supervise tiny"), NOW, RunPath.SUPERVISOR)
+    seen = summary(run, NOW, overseer="all")
+    assert seen.is_abandoned is False
+    assert seen.supervisor is not None
+    assert "muster supervise tiny" in seen.supervisor
+
+
+def test_a_local_run_needs_no_supervisor(tmp_path: Path) -> None:
+    seen = summary(make_run(tmp_path), NOW, overseer="all")
+    assert (seen.supervisor, seen.is_abandoned, seen.cost.spent_usd) == (None, False, None)
 
 
 def test_a_running_run(tmp_path: Path) -> None:
