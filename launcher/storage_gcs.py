@@ -261,7 +261,7 @@ class GcsStorage:
         """Turns what the service says into an error with a hint."""
         from google.api_core import exceptions as api
         from google.auth import exceptions as auth
-        from google.cloud.storage.exceptions import DataCorruption  # type: ignore[import-untyped]
+        from google.cloud.storage.exceptions import DataCorruption
 
         where = self._where(path)
         try:
@@ -343,8 +343,8 @@ def _client_of(emulator: str | None) -> Any:
     Args:
       emulator: where the client library will look for a stand-in; it reads the same variable.
     """
+    import google.cloud.storage as storage
     from google.auth.exceptions import DefaultCredentialsError
-    from google.cloud import storage  # type: ignore[import-untyped]
 
     # Else the client asks, for traces, for the bucket itself: a permission that a run need not have.
     os.environ.setdefault("DISABLE_GCS_PYTHON_CLIENT_OTEL_BUCKET_METADATA", "true")
@@ -369,6 +369,6 @@ def _fetchers() -> ThreadPoolExecutor:
 @functools.cache
 def _retry() -> Any:
     """The library's own policy (429, 5xx, dropped connections) with an end. 403 and 412 are not retried."""
-    from google.cloud.storage.retry import DEFAULT_RETRY  # type: ignore[import-untyped]
+    from google.cloud.storage.retry import DEFAULT_RETRY
 
     return DEFAULT_RETRY.with_timeout(RETRY_TIMEOUT_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,6 +15,9 @@ from launcher.cli.quick import quick_start
 from launcher.plan import make_plan
 from recipes.errors import UserError
 from recipes.schema import Recipe
+
+if TYPE_CHECKING:
+    from launcher.cli.sending import Launch
 
 
 @click.command()
@@ -59,11 +63,11 @@ def command(
     _check_target(resolved, no_restart=no_restart, wait=wait)
     searched = [word for folder in search for word in ("--recipes", str(folder))]
     again = shlex.join(["muster", "launch", recipe, *overrides, *searched])
-    # Each kind's imports are for those who need them.
-    if resolved.target.kind == "gke":
-        from launcher.cli import launch_gke
+    if resolved.target.kind != "local":
+        from launcher.cli import sending
 
-        asked = launch_gke.GkeLaunch(
+        launch = _launch_gke if resolved.target.kind == "gke" else _launch_tpu
+        asked = sending.Launch(
             recipe=resolved,
             plan=plan,
             again=again,
@@ -72,20 +76,7 @@ def command(
             wait=wait,
             as_json=as_json,
         )
-        click.get_current_context().exit(int(launch_gke.launch(asked)))
-    if resolved.target.kind == "tpu":
-        from launcher.cli import launch_tpu
-
-        wanted = launch_tpu.TpuLaunch(
-            recipe=resolved,
-            plan=plan,
-            again=again,
-            fork=fork,
-            assume_yes=assume_yes,
-            wait=wait,
-            as_json=as_json,
-        )
-        click.get_current_context().exit(int(launch_tpu.launch(wanted)))
+        click.get_current_context().exit(launch(asked))
     from launcher.cli import launch_local
     from launcher.inputs import check_inputs
 
@@ -95,6 +86,21 @@ def command(
     with output.not_essential():
         launch_local.report(plan, finish, again=again, as_json=as_json)
     click.get_current_context().exit(int(finish.exit_code))
+
+
+# Each kind's imports are for those who need them.
+
+
+def _launch_gke(asked: Launch) -> int:
+    from launcher.cli import launch_gke
+
+    return int(launch_gke.launch(asked))
+
+
+def _launch_tpu(asked: Launch) -> int:
+    from launcher.cli import launch_tpu
+
+    return int(launch_tpu.launch(asked))
 
 
 def _check_target(recipe: Recipe, *, no_restart: bool, wait: bool) -> None:

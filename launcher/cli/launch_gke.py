@@ -13,20 +13,17 @@ import hashlib
 import math
 import secrets
 import shlex
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import click
+from typing import TYPE_CHECKING
 
 from launcher.beside import beside
-from launcher.bundle import Bundle, is_uploaded, left_out, make_bundle, upload
-from launcher.cli import output
+from launcher.bundle import Bundle, left_out
+from launcher.cli import output, sending
 from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.quick import quick_start
+from launcher.cli.sending import Launch
 from launcher.gke.alone import check_alone
 from launcher.gke.api_errors import ClusterError
 from launcher.gke.blockers import blockers
@@ -40,36 +37,17 @@ from launcher.gke.submit import Standing, Submission, Submitted, Wanted, refuse,
 from launcher.gke.validate import problems
 from launcher.lease import LeaseHeld
 from launcher.plan import Plan, make_plan
-from launcher.provenance import lock_info
-from launcher.rundir import RunDir, create_or_open, launched_recipe
+from launcher.rundir import RunDir, launched_recipe
 from launcher.storage import open_storage
 from launcher.supervise.limits import refuse_passed_deadline
 from launcher.supervise.records import Order
-from recipes.check_target import launch_problems
-from recipes.contract import ExitCode, Fork
+from recipes.contract import ExitCode
 from recipes.elastic import possible_slices, with_slices
 from recipes.errors import RecipeError, UserError
-from recipes.hardware import CPU
 from recipes.schema import Recipe
 
 if TYPE_CHECKING:
     from launcher.gke.follow import Ended
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GkeLaunch:
-    """One launch."""
-
-    recipe: Recipe
-    plan: Plan
-    again: str
-    """The command line that launches it again."""
-    sent: Mapping[str, Any] | None = None
-    """What a lock.json says of code that is in the bucket already; None: the working tree is sent."""
-    fork: Fork | None = None
-    assume_yes: bool = False
-    wait: bool = False
-    as_json: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +91,7 @@ class _Launched:
     left_out: Sequence[str]
 
 
-def launch(asked: GkeLaunch) -> int:
+def launch(asked: Launch) -> int:
     """Submits, and follows if asked; gives the exit code.
 
     Raises:
@@ -123,18 +101,18 @@ def launch(asked: GkeLaunch) -> int:
     with quick_start():
         launched = _launch(asked)
     if launched.submitted is None:
-        return _complete(asked, launched.run)
+        return sending.complete_already(asked.plan, launched.run, as_json=asked.as_json)
     _report(asked, launched, launched.submitted, time.monotonic() - began_s)
     if not asked.wait:
         return ExitCode.COMPLETE
     return _supervise(asked, launched) if _is_watched(asked.recipe) else _follow(asked, launched)
 
 
-def _launch(asked: GkeLaunch) -> _Launched:
+def _launch(asked: Launch) -> _Launched:
     """All steps."""
     recipe = asked.recipe
     refuse_passed_deadline(recipe, time.time())
-    _check_addresses(recipe)
+    sending.check_addresses(recipe)
     looking = beside(lambda: _look(asked))
     prepared = _prepare(asked)
     seen = looking.result()
@@ -155,24 +133,31 @@ def _launch(asked: GkeLaunch) -> _Launched:
     rehearsing = beside(submission.rehearse) if found is None else None
     is_same = kind is Standing.SAME
     alone = beside(lambda: check_alone(run, recipe, seen.cluster, found, adopts=is_same, note=output.note))
-    lock, to_send = _lock(asked, prepared), _to_send(asked, prepared)
+    lock = sending.make_lock(
+        recipe,
+        asked.plan,
+        code=prepared.code,
+        sent=asked.sent,
+        request_sha256=prepared.manifest_sha256,
+    )
+    to_send = sending.missing_code(recipe, prepared.code)
     if rehearsing is not None:
         rehearsing.result()
     alone.result()
     for line in left_out(prepared.code.skipped if prepared.code else ()):
         output.say(line)
     if kind is not Standing.SAME:
-        confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
-    run, done = _open_run(asked, lock)
+        sending.confirm(asked.plan, recipe, assume_yes=asked.assume_yes)
+    run, done = sending.open_run(recipe, lock, asked.fork)
     submitted = None
     if not done:
-        _send(asked, to_send, run)
+        sending.send(recipe, to_send, run)
         _write_order(asked, run, prepared.bundle, found if kind is Standing.SAME else None)
         submitted = submission.submit()
     return _Launched(cluster=seen.cluster, run=run, submitted=submitted, left_out=prepared.left_out)
 
 
-def _look(asked: GkeLaunch) -> _Seen:
+def _look(asked: Launch) -> _Seen:
     target = asked.recipe.target
     cluster = connect(target.cluster, target.namespace)
     jobset = beside(lambda: cluster.get(JOBSETS, asked.plan.run_name))
@@ -189,51 +174,21 @@ def _blocked(plan: Plan, seen: _Seen) -> UserError:
     return UserError(f"{where}:{''.join(lines)}", hint="`muster doctor` with the same arguments checks more")
 
 
-def _check_addresses(recipe: Recipe) -> None:
-    """Hosts of a cluster see buckets and the code, nothing of this machine."""
-    if lacking := launch_problems(recipe):
-        raise RecipeError(recipe.name, lacking)
-    for key, path in _local_data(recipe).items():
-        if Path(path).expanduser().is_absolute():
-            raise UserError(
-                f"data.{key}={path}: hosts on GKE cannot read files of this machine",
-                hint="copy it to a bucket and give its gs:// address, or a path within the code",
-            )
-
-
-def _check_files(recipe: Recipe, root: Path) -> None:
-    """Relative paths begin at the root of the code there."""
-    for key, path in _local_data(recipe).items():
-        if not (root / path).exists() and not any(root.glob(path)):
-            raise UserError(
-                f"data.{key}={path}: there is no such file in the code, which begins at {root}",
-                hint="give a gs:// address, or a path from there",
-            )
-
-
-def _local_data(recipe: Recipe) -> dict[str, str]:
-    """Paths of the recipe that are in no bucket."""
-    data = recipe.data
-    paths = {"path": data.path, "eval_path": data.eval_path, "tokenizer_path": data.tokenizer_path}
-    return {key: path for key, path in paths.items() if path is not None and not path.startswith("gs://")}
-
-
-def _prepare(asked: GkeLaunch) -> _Prepared:
+def _prepare(asked: Launch) -> _Prepared:
     """The manifest and the code in it, from this machine alone."""
     recipe, plan, code, digest = asked.recipe, asked.plan, None, None
     if asked.sent is not None:
         digest = str(asked.sent["bundle"])
     elif recipe.target.ship_code:
-        code = make_bundle(Path.cwd())
+        code = sending.pack(recipe)
         digest = code.digest
-        _check_files(recipe, code.root)
     wanted = wanted_jobset(recipe, plan, digest)
     if found := problems(wanted.manifest):
         raise RecipeError(plan.recipe, found)
     return _Prepared(wanted=wanted, code=code, bundle=digest)
 
 
-def _as_it_goes_on(asked: GkeLaunch, prepared: _Prepared, jobset: Object | None) -> _Prepared:
+def _as_it_goes_on(asked: Launch, prepared: _Prepared, jobset: Object | None) -> _Prepared:
     """The same launch on fewer slices, when a supervisor has brought it to that."""
     number, recipe = num_slices(jobset) if jobset is not None else 0, asked.recipe
     if number == recipe.multislice.num_slices or number not in possible_slices(recipe):
@@ -246,7 +201,7 @@ def _as_it_goes_on(asked: GkeLaunch, prepared: _Prepared, jobset: Object | None)
     return replace(prepared, wanted=fewer)
 
 
-def _write_order(asked: GkeLaunch, run: RunDir, bundle: str | None, same: Object | None) -> None:
+def _write_order(asked: Launch, run: RunDir, bundle: str | None, same: Object | None) -> None:
     """What a supervisor is to keep running; of a JobSet that is there already, since it is."""
     path = launched_recipe(asked.recipe)[0]
     if same is not None and (known := run.order()) and (known.recipe, known.bundle) == (path, bundle):
@@ -257,103 +212,7 @@ def _write_order(asked: GkeLaunch, run: RunDir, bundle: str | None, same: Object
     run.write_order(order)
 
 
-def confirm(plan: Plan, recipe: Recipe, *, assume_yes: bool) -> None:
-    """Asks when a launch is larger than the recipe's limits.
-
-    Raises:
-      UserError: the answer is no, or there is no terminal to ask on.
-    """
-    over = _over_limits(plan, recipe)
-    if not over:
-        return
-    text = f"{plan.run_name}: {size(plan)}: more than {' and '.join(over)}"
-    if assume_yes:
-        output.say(text)
-        return
-    if not sys.stdin.isatty():
-        raise UserError(
-            f"{text}, and there is no terminal to ask on",
-            hint="give --yes, or raise that limit in the recipe",
-        )
-    output.say(text)
-    if not click.confirm("Launch it?", err=True):
-        raise UserError("not launched; nothing was changed", exit_code=INTERRUPTED)
-
-
-def size(plan: Plan) -> str:
-    """Chips and price, for people."""
-    hardware, price = plan.hardware, plan.price
-    shape = f"{hardware.num_slices} x {hardware.generation} {hardware.topology}"
-    cost = f"USD {price.usd_per_hour:,.2f} an hour ({price.source})" if price else "price unknown"
-    if hardware.generation == CPU:
-        return f"{shape}, {hardware.num_hosts} hosts" + (f", {cost}" if price else "")
-    return f"{shape}, {hardware.num_chips:,} chips, {cost}"
-
-
-def _over_limits(plan: Plan, recipe: Recipe) -> list[str]:
-    """An unknown price cannot be compared, and ``size`` says so: only chips count then."""
-    target, price, over = recipe.target, plan.price, []
-    if plan.hardware.generation != CPU and plan.hardware.num_chips > target.max_chips:
-        over.append(f"target.max_chips={target.max_chips}")
-    if price is not None and price.usd_per_hour > target.max_cost:
-        over.append(f"target.max_cost={target.max_cost:g}")
-    return over
-
-
-def _lock(asked: GkeLaunch, prepared: _Prepared) -> Mapping[str, Any]:
-    """What the run would be started from."""
-    lock = lock_info(
-        plan_sha256=hashlib.sha256(asked.plan.to_json().encode()).hexdigest(),
-        folder=Path.cwd(),
-        bundle=prepared.code,
-        image=asked.recipe.target.image,
-        manifest_sha256=prepared.manifest_sha256,
-    )
-    if asked.sent is not None:
-        lock |= {"code": dict(asked.sent), "git": None}
-    return lock
-
-
-def _to_send(asked: GkeLaunch, prepared: _Prepared) -> Bundle | None:
-    """The code that is not in the bucket yet."""
-    code = prepared.code
-    if code is None or is_uploaded(open_storage(asked.recipe.run.root), code.digest):
-        return None
-    return code
-
-
-def _open_run(asked: GkeLaunch, lock: Mapping[str, Any]) -> tuple[RunDir, bool]:
-    """The run directory, made or opened; and whether the run is complete already."""
-    opened = create_or_open(open_storage(asked.recipe.run_dir), asked.recipe, lock, fork=asked.fork)
-    for change in opened.changes:
-        output.say(f"changed since this run began: {change.key}={change.new} ({change.effect})")
-    if opened.created:
-        return opened.run, False
-    attempts = opened.run.attempts()
-    end = opened.run.attempt_end(attempts[-1]) if attempts else None
-    return opened.run, end is not None and end.exit_code == ExitCode.COMPLETE
-
-
-def _send(asked: GkeLaunch, code: Bundle | None, run: RunDir) -> None:
-    """Code and recipe to where the hosts look for them."""
-    path, body = launched_recipe(asked.recipe)
-    # Written again if it is there: the newest tells other verbs which cluster the run is on.
-    recorded, cleared = beside(lambda: run.storage.replace(path, body)), beside(run.clear_stop)
-    if code is not None and upload(open_storage(asked.recipe.run.root), code):
-        output.say(f"sent the code: {code.num_files} files, {code.size_bytes / 1e6:.1f} MB")
-    recorded.result()
-    cleared.result()
-
-
-def _complete(asked: GkeLaunch, run: RunDir) -> int:
-    if asked.as_json:
-        output.data_json({"run": asked.plan.run_name, "outcome": "complete", "directory": run.url})
-    output.say(f"{asked.plan.run_name}: complete already; nothing was submitted")
-    output.say(f"  directory    {run.url}")
-    return ExitCode.COMPLETE
-
-
-def _report(asked: GkeLaunch, launched: _Launched, submitted: Submitted, took_s: float) -> None:
+def _report(asked: Launch, launched: _Launched, submitted: Submitted, took_s: float) -> None:
     run, cluster = launched.run, launched.cluster
     plan, where = asked.plan, f"namespace {cluster.namespace} of cluster {cluster.context}"
     if asked.as_json and not asked.wait:
@@ -374,21 +233,12 @@ def _report(asked: GkeLaunch, launched: _Launched, submitted: Submitted, took_s:
             "this cluster's JobSet is older than 0.10: preemptions count as restarts (run.max_restarts)"
         )
     if submitted.created:
-        output.say(f"{plan.run_name}: submitted to {where} in {took_s:.1f} s: {size(plan)}")
+        output.say(f"{plan.run_name}: submitted to {where} in {took_s:.1f} s: {sending.size(plan)}")
     else:
         output.say(f"{plan.run_name}: there already, the same, in {where}; nothing was changed")
     if not asked.wait:
-        for line in _next(run):
+        for line in sending.next_commands(run):
             output.say(line)
-
-
-def _next(run: RunDir) -> list[str]:
-    address = shlex.quote(run.url)
-    return [
-        f"  status       muster status {address}",
-        f"  read logs    muster logs {address} --follow",
-        f"  stop         muster stop {address}",
-    ]
 
 
 def _is_watched(recipe: Recipe) -> bool:
@@ -397,7 +247,7 @@ def _is_watched(recipe: Recipe) -> bool:
     return config.deadline is not None or config.max_cost is not None or len(possible_slices(recipe)) > 1
 
 
-def _supervise(asked: GkeLaunch, launched: _Launched) -> int:
+def _supervise(asked: Launch, launched: _Launched) -> int:
     from launcher.cli.places import Places
     from launcher.cli.supervising import Foreground, held, report
     from launcher.display import open_display
@@ -419,12 +269,12 @@ def _supervise(asked: GkeLaunch, launched: _Launched) -> int:
     output.say(f"{asked.plan.run_name}: no longer supervised from here; the run goes on")
     output.say("  meanwhile    JobSet restarts it; nobody heeds its deadline or cost, or changes its slices")
     output.say(f"  go on        muster supervise {shlex.quote(run.url)}")
-    for line in _next(run):
+    for line in sending.next_commands(run):
         output.say(line)
     return INTERRUPTED
 
 
-def _follow(asked: GkeLaunch, launched: _Launched) -> int:
+def _follow(asked: Launch, launched: _Launched) -> int:
     # Once the JobSet is there: it does not wait for these.
     from launcher.display import open_display
     from launcher.gke.follow import Follower
@@ -435,7 +285,7 @@ def _follow(asked: GkeLaunch, launched: _Launched) -> int:
             ended = Follower(launched.cluster, run, name, display).follow()
     except (KeyboardInterrupt, ClusterError) as error:
         output.say(f"{name}: no longer followed; the run goes on")
-        for line in _next(run):
+        for line in sending.next_commands(run):
             output.say(line)
         if isinstance(error, ClusterError):
             raise
@@ -444,7 +294,7 @@ def _follow(asked: GkeLaunch, launched: _Launched) -> int:
     return ended.exit_code
 
 
-def _report_end(asked: GkeLaunch, launched: _Launched, ended: Ended) -> None:
+def _report_end(asked: Launch, launched: _Launched, ended: Ended) -> None:
     name, run = asked.plan.run_name, launched.run
     if asked.as_json:
         output.data_json(

@@ -9,26 +9,23 @@ from __future__ import annotations
 import hashlib
 import secrets
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from launcher.bundle import Bundle, left_out
 from launcher.cli import output, sending
 from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.places import Places
 from launcher.cli.quick import quick_start
+from launcher.cli.sending import Launch
 from launcher.cli.supervising import Foreground, held, left_behind, report
 from launcher.display import open_display
 from launcher.lease import LeaseHeld
-from launcher.plan import Plan
 from launcher.rundir import RunDir, launched_recipe, safe_changes
 from launcher.storage import open_storage
 from launcher.supervise.actions import Finish, Wait
 from launcher.supervise.limits import refuse_passed_deadline
 from launcher.supervise.records import Order
 from launcher.tpu.client import check_endpoint
-from recipes.contract import ExitCode, Fork
+from recipes.contract import ExitCode
 from recipes.errors import UserError
 from recipes.schema import Recipe
 
@@ -36,23 +33,7 @@ PACKAGES = ("launcher", "recipes", "trainer")
 """What the hosts run; it comes with the code."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TpuLaunch:
-    """One launch."""
-
-    recipe: Recipe
-    plan: Plan
-    again: str
-    """The command line that launches it again."""
-    sent: Mapping[str, Any] | None = None
-    """What a lock.json says of code that is in the bucket already; None: the working tree is sent."""
-    fork: Fork | None = None
-    assume_yes: bool = False
-    wait: bool = False
-    as_json: bool = False
-
-
-def launch(asked: TpuLaunch) -> int:
+def launch(asked: Launch) -> int:
     """Asks for the machines, and follows if asked; gives the exit code.
 
     Raises:
@@ -166,7 +147,7 @@ def _request_digest(recipe: Recipe, bundle: str) -> str:
     return hashlib.sha256(preview_bytes(recipe, bundle)).hexdigest()
 
 
-def _report_asked(asked: TpuLaunch, run: RunDir, foreground: Foreground, result: Wait | None) -> None:
+def _report_asked(asked: Launch, run: RunDir, foreground: Foreground, result: Wait | None) -> None:
     if asked.as_json:
         output.data_json(
             {

@@ -68,9 +68,9 @@ def command(
     if dry_run:
         output.data(plan.to_json().rstrip("\n"))
         return
-    from launcher.cli import launch_gke  # its imports are for those who need them
+    from launcher.cli import launch_gke, sending  # their imports are for those who need them
 
-    asked = launch_gke.GkeLaunch(
+    asked = sending.Launch(
         recipe=recipe,
         plan=plan,
         again=shlex.join(["muster", "replay", found.url, "--name", name, *overrides]),

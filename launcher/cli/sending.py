@@ -6,6 +6,7 @@ import hashlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,22 @@ from recipes.contract import ExitCode, Fork
 from recipes.errors import RecipeError, UserError
 from recipes.hardware import CPU
 from recipes.schema import Recipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """One launch."""
+
+    recipe: Recipe
+    plan: Plan
+    again: str
+    """The command line that launches it again."""
+    sent: Mapping[str, Any] | None = None
+    """What a lock.json says of code that is in the bucket already; None: the working tree is sent."""
+    fork: Fork | None = None
+    assume_yes: bool = False
+    wait: bool = False
+    as_json: bool = False
 
 
 def check_addresses(recipe: Recipe) -> None:

@@ -184,6 +184,8 @@ def type_name(hint: Any) -> str:
         return f"one of {', '.join(typing.get_args(hint))}"
     if typing.get_origin(hint) is Mapping:
         return "mapping of names to texts"
+    if typing.get_origin(hint) is Sequence:
+        return "list of texts"
     return {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "null"}[
         hint
     ]

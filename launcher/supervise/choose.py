@@ -109,7 +109,7 @@ def _not_before_s(run: str, option: Option, past: Sequence[Provision]) -> float:
         in_a_row += 1
     if not in_a_row:
         return 0.0
-    delay_s = min(FIRST_BACKOFF_S * 2 ** (in_a_row - 1), MAX_BACKOFF_S)
+    delay_s = min(FIRST_BACKOFF_S * 2.0 ** (in_a_row - 1), MAX_BACKOFF_S)
     return (same[-1].ended_s or 0.0) + delay_s * jitter(run, same[-1].number)
 
 

@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import google.cloud.storage  # type: ignore[import-untyped]  # noqa: F401  # loaded once, before the forks
+import google.cloud.storage  # noqa: F401  # loaded once, before the forks
 import kubernetes.config.kube_config  # noqa: F401
 
 from launcher.bundle import make_bundle
-from launcher.cli.launch_gke import GkeLaunch, launch
+from launcher.cli.launch_gke import launch
+from launcher.cli.sending import Launch
 from launcher.compose import compose
 from launcher.fork import renamed
 from launcher.gke import client, names
@@ -68,7 +69,7 @@ def in_child(recipe: Recipe, *, at_request: int = 0) -> int:
         try:
             if at_request:
                 kill_after(at_request)
-            code = launch(GkeLaunch(recipe=recipe, plan=make_plan(recipe), again=""))
+            code = launch(Launch(recipe=recipe, plan=make_plan(recipe), again=""))
         finally:
             sys.stderr.flush()
             os._exit(code)
