@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from recipes import kubernetes_names as names
+from recipes.check_tpu import check_tpu, tpu_launch_problems
 from recipes.errors import Problem
-from recipes.hardware import CPU, slice_shape
+from recipes.hardware import CPU
 from recipes.schema import Recipe, TargetConfig
 
 MAX_ENV_BYTES = 64 * 1024
@@ -52,6 +53,7 @@ def check_target(recipe: Recipe) -> Iterator[Problem]:
     if target.kind != "local":
         yield from _check_reservation(target)
     yield from _check_controller(recipe)
+    yield from check_tpu(recipe)
 
 
 def launch_problems(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[Problem]:
@@ -75,7 +77,8 @@ def _launch_problems(recipe: Recipe) -> Iterator[Problem]:
             reason=f"is on this machine, which the hosts of target.kind={target.kind} do not see",
             fix="set run.root=gs://BUCKET/PREFIX",
         )
-    if target.kind != "gke":
+    if target.kind == "tpu":
+        yield from tpu_launch_problems(recipe)
         return
     needed = ["image"]
     if target.controller == "pathways":
@@ -88,33 +91,9 @@ def _launch_problems(recipe: Recipe) -> Iterator[Problem]:
 
 def _check_kind(recipe: Recipe) -> Iterator[Problem]:
     kind, chip = recipe.target.kind, recipe.hardware.generation
-    if (kind == "local" and chip != CPU) or (kind == "tpu" and chip == CPU):
-        there = "only cpu is local" if kind == "local" else "target=tpu has TPUs only"
-        fix = (
-            "use hardware.generation=cpu with target=local or target=gke, a TPU with target=gke or target=tpu"
-        )
-        yield _problem("kind", kind, f"does not go with hardware.generation={chip}: {there}", fix)
-    elif kind == "tpu":
-        yield from _check_tpu_api(recipe)
-
-
-def _check_tpu_api(recipe: Recipe) -> Iterator[Problem]:
-    chip = recipe.hardware.generation
-    if chip == "tpu7x":
-        yield _problem("kind", "tpu", "the Cloud TPU API does not offer tpu7x", "use target=gke")
-        return
-    try:
-        shape = slice_shape(recipe.hardware)
-    except ValueError:
-        return
-    if shape.accelerator_type is None:
-        yield Problem(
-            key="hardware.chips_per_host",
-            value=recipe.hardware.chips_per_host,
-            reason=f"the Cloud TPU API offers {chip} {shape.topology_name} only as one host of"
-            f" {shape.num_chips}",
-            fix=f"use hardware.chips_per_host={shape.num_chips}, or target=gke",
-        )
+    if kind == "local" and chip != CPU:
+        fix = "use hardware.generation=cpu with target=local, or a TPU with target=gke or target=tpu"
+        yield _problem("kind", kind, f"does not go with hardware.generation={chip}: only cpu is local", fix)
 
 
 def _check_names(target: TargetConfig) -> Iterator[Problem]:
@@ -123,7 +102,6 @@ def _check_names(target: TargetConfig) -> Iterator[Problem]:
     rules: tuple[tuple[str, Callable[[str], bool], str, str], ...] = (
         ("namespace", names.is_dns_label, "a namespace", label),
         ("reservation", names.is_dns_label, "the name of a reservation", label),
-        ("service_account", names.is_dns_subdomain, "the name of a service account", dotted),
         ("queue", _is_queue, "the name of a LocalQueue", f"{dotted}, at most 63"),
         ("priority_class", _is_queue, "the name of a WorkloadPriorityClass", f"{dotted}, at most 63"),
     )
@@ -131,6 +109,10 @@ def _check_names(target: TargetConfig) -> Iterator[Problem]:
         value = getattr(target, key)
         if value is not None and not is_valid(value):
             yield _problem(key, value, f"is not {what}", f"use {rule}")
+    account = target.service_account
+    # On TPU VMs it is one of Google Cloud's.
+    if account is not None and target.kind != "tpu" and not names.is_dns_subdomain(account):
+        yield _problem("service_account", account, "is not the name of a service account", f"use {dotted}")
     for key in ("image", "pathways_server_image", "pathways_proxy_image"):
         value = getattr(target, key)
         if value is not None and not names.is_image_by_digest(value):

@@ -28,7 +28,7 @@ def with_slices(recipe: Recipe, num_slices: int) -> Recipe:
     batch, parts_before = recipe.train.global_batch_size, recipe.train.grad_accum_steps
     at_a_time = batch // (shards_before * parts_before)
     per_shard, rest = divmod(batch, shards)
-    if rest:
+    if rest or not at_a_time:
         raise ValueError(
             f"train.global_batch_size={batch} cannot be divided over {shards} shards of {num_slices} slices"
         )

@@ -19,7 +19,7 @@ if typing.TYPE_CHECKING:
 @click.command("plan")
 @recipe_arguments()
 @json_option
-@click.option("--manifest", "as_manifest", is_flag=True, help="Print the JobSet that a launch would apply.")
+@click.option("--manifest", "as_manifest", is_flag=True, help="Print the JobSet or queued resource that is asked for.")
 def command(
     recipe: str, overrides: Sequence[str], search: Sequence[Path], as_json: bool, as_manifest: bool
 ) -> None:
@@ -49,16 +49,20 @@ def _manifest(composed: Composed) -> bytes:
     from recipes.check_target import launch_problems
 
     recipe, kind = composed.recipe, composed.recipe.target.kind
-    if kind != "gke":
+    if kind == "local":
         raise UserError(
-            f"target.kind={kind}: only GKE has a manifest",
-            hint="add target=gke, or leave --manifest out",
+            f"target.kind={kind}: only runs elsewhere have a manifest",
+            hint="add target=gke or target=tpu, or leave --manifest out",
         )
     if lacking := launch_problems(recipe, origins=composed.origins):
         raise RecipeError(recipe.name, lacking)
     bundle = make_bundle(Path.cwd()) if recipe.target.ship_code else None
     for line in left_out(bundle.skipped if bundle else ()):
         output.note(line)
+    if kind == "tpu":
+        from launcher.tpu.request import preview_bytes
+
+        return preview_bytes(recipe, bundle.digest if bundle else "").rstrip(b"\n")
     found = manifest(recipe, make_plan(recipe), bundle=bundle.digest if bundle else None)
     if wrong := problems(found):
         raise RecipeError(recipe.name, wrong)

@@ -336,7 +336,7 @@ def test_plan_prints_the_very_bytes(tmp_path: Path, recipes: Mapping[str, Recipe
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["quickstart", "--manifest"], b"target.kind=local: only GKE has a manifest"),
+        (["quickstart", "--manifest"], b"target.kind=local: only runs elsewhere have a manifest"),
         (["quickstart", "--manifest", "--json"], b"exclude each other"),
         (["quickstart", "target=gke", "--manifest", "target.ship_code=false"], b"target.image"),
     ],
