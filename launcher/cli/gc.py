@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
 from launcher.cli import output, runs
 from launcher.cli.interrupts import INTERRUPTED
@@ -25,6 +26,7 @@ if typing.TYPE_CHECKING:
     from launcher.gke.objects import Object
 
 HEADER = ("RUN", "STATE", "AGE", "RUN DIRECTORY", "WHY")
+TPU_AGE_S = 600.0
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _AGE = re.compile(r"([0-9]{1,6})([smhd])")
 
@@ -60,7 +62,11 @@ class _Asked:
     default="7d",
     metavar="AGE",
     show_default=True,
-    help="Only what is of no use for so long.",
+    help="Only what is of no use for so long; TPU VMs, which cost by the hour: made 10m ago unless given.",
+)
+@click.option("--project", metavar="P", help="TPU VMs of this project instead of a cluster; needs --root.")
+@click.option(
+    "--zone", "zones", multiple=True, metavar="ZONE", help="With --project; otherwise those of the runs."
 )
 @click.option("--bundles", is_flag=True, help="Also code in ROOT/.bundles that no run names, after 30 days.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
@@ -72,25 +78,57 @@ def command(
     everywhere: bool,
     root: str | None,
     older_than: float,
+    project: str | None,
+    zones: Sequence[str],
     bundles: bool,
     yes: bool,
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Clear away JobSets that are Muster's and have ended, or that nothing stands behind any more.
+    """Clear away JobSets, or TPU VMs, that are Muster's and that nothing stands behind any more.
 
     Lists them and asks; without a terminal it refuses unless --yes is given. Run directories and
     checkpoints are never touched.
     """
-    from launcher.gke.gc import find_garbage, unused_bundles
-
+    if zones and project is None:
+        raise click.UsageError("--zone needs --project")
     if bundles and root is None:
         raise click.UsageError(f"--bundles needs --root, or {runs.ROOT_VARIABLE}")
-    api = open_cluster(cluster, namespace, everywhere=everywhere)
+    if project is None:
+        on_cluster = _OnCluster(cluster=cluster, namespace=namespace, everywhere=everywhere, bundles=bundles)
+        exit_code = _clear_cluster(on_cluster, root, older_than, yes=yes, dry_run=dry_run, as_json=as_json)
+    else:
+        if cluster or namespace or everywhere or bundles:
+            raise click.UsageError(
+                "--project is for TPU VMs, without --cluster, --namespace, -A or --bundles"
+            )
+        exit_code = _clear_project(
+            project, zones, root, older_than, yes=yes, dry_run=dry_run, as_json=as_json
+        )
+    click.get_current_context().exit(exit_code)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _OnCluster:
+    cluster: str | None
+    namespace: str | None
+    everywhere: bool
+    bundles: bool
+
+
+def _clear_cluster(
+    where: _OnCluster, root: str | None, older_than: float, *, yes: bool, dry_run: bool, as_json: bool
+) -> int:
+    from launcher.gke.gc import find_garbage, unused_bundles
+
+    everywhere = where.everywhere
+    api = open_cluster(where.cluster, where.namespace, everywhere=everywhere)
     asked = _Asked(root=_open(root), older_than_s=older_than, now=time.time(), everywhere=everywhere)
     ours = list_runs(api, everywhere=everywhere)
     garbage = find_garbage(ours, asked.root, now=asked.now, older_than_s=older_than)
-    code = unused_bundles(asked.root, _waiting(api, ours), now=asked.now) if bundles and asked.root else ()
+    code = (
+        unused_bundles(asked.root, _waiting(api, ours), now=asked.now) if where.bundles and asked.root else ()
+    )
     if not as_json:
         _show(api, garbage, code, asked)
     gone: set[str] = set()
@@ -100,7 +138,38 @@ def command(
         gone, exit_code = _delete(api, garbage, code, asked)
     if as_json:
         output.data_json(_to_json(api, garbage, code, gone, asked))
-    click.get_current_context().exit(exit_code)
+    return exit_code
+
+
+def _clear_project(
+    project: str,
+    zones: Sequence[str],
+    root: str | None,
+    older_than: float,
+    *,
+    yes: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    from launcher.cli.gc_tpu import Asked, clear
+
+    storage = _open(root)
+    if storage is None:
+        raise UserError(
+            "without run directories nothing proves that TPU VMs are of no use",
+            hint=f"give the folder of all runs with --root or {runs.ROOT_VARIABLE}",
+        )
+    source = click.get_current_context().get_parameter_source("older_than")
+    is_given = source is not ParameterSource.DEFAULT
+    asked = Asked(
+        root=storage,
+        project=project,
+        zones=zones,
+        older_than_s=older_than if is_given else TPU_AGE_S,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
+    return clear(asked, lambda number: _confirm(number, assume_yes=yes))
 
 
 def _open(root: str | None) -> Storage | None:
