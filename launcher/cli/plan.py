@@ -19,7 +19,7 @@ if typing.TYPE_CHECKING:
 @click.command("plan")
 @recipe_arguments()
 @json_option
-@click.option("--manifest", "as_manifest", is_flag=True, help="Print the JobSet or queued resource that is asked for.")
+@click.option("--manifest", "as_manifest", is_flag=True, help="Print the JobSet or queued resource itself.")
 def command(
     recipe: str, overrides: Sequence[str], search: Sequence[Path], as_json: bool, as_manifest: bool
 ) -> None:

@@ -17,8 +17,6 @@ from recipes.errors import UserError
 
 PASS_PERIOD_S = 15.0
 STANDBY_S = 20.0
-SUPERVISOR = ".supervisor.json"
-"""In the folder of all runs: who supervises all of them."""
 
 
 @click.command()
@@ -84,7 +82,7 @@ def _root_lease(root: Storage, what: str, *, wait: bool) -> lease.Held:
     owner, told = lease.this_process(what), ""
     while True:
         try:
-            return lease.acquire(root, owner, time.time(), SUPERVISOR)
+            return lease.acquire(root, owner, time.time(), runs.OVERSEER)
         except lease.LeaseHeld as error:
             holder = error.lease.holder()
             if not wait:
@@ -109,8 +107,3 @@ def _renewed(root: Storage, held: lease.Held) -> lease.Held:
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
     raise KeyboardInterrupt
-
-
-def is_supervised(root: Storage, now: float) -> bool:
-    """Whether a process supervises every run of a folder."""
-    return lease.is_held(lease.read(root, SUPERVISOR), now)

@@ -77,7 +77,13 @@ def check_endpoint(recipe: Recipe) -> None:
 class TpuApi:
     """Both versions of the API; safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, first_retry_s: float = 0.5) -> None:
+        """See the class.
+
+        Args:
+          first_retry_s: before an unanswered call is repeated first; doubled each time.
+        """
+        self._first_retry_s = first_retry_s
         self._lock = threading.Lock()
         self._clients: dict[str, Any] = {}
 
@@ -160,7 +166,11 @@ class TpuApi:
                     request=message,
                     timeout=CALL_TIMEOUT_S,
                     retry=retry.Retry(
-                        predicate=_is_unanswered, initial=0.5, maximum=10.0, multiplier=2.0, timeout=RETRY_S
+                        predicate=_is_unanswered,
+                        initial=self._first_retry_s,
+                        maximum=10.0,
+                        multiplier=2.0,
+                        timeout=RETRY_S,
                     ),
                 )
             )

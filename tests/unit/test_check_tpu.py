@@ -67,9 +67,7 @@ def given(overrides: str) -> list[str]:
 @pytest.mark.parametrize(("overrides", "key", "reason"), BAD, ids=[row[0] for row in BAD])
 def test_refused(overrides: str, key: str, reason: str) -> None:
     with pytest.raises(RecipeError) as caught:
-        compose(
-            "llama3-8b-v5e-16x16", [*BASE, *overrides.split()] if "'" not in overrides else [*BASE, overrides]
-        )
+        compose("llama3-8b-v5e-16x16", given(overrides))
     found = {problem.key: problem.reason for problem in caught.value.problems}
     assert reason in found.get(key, ""), found
 
