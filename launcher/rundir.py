@@ -40,6 +40,8 @@ COMMIT_MARKER = "commit_success.txt"
 """What Orbax writes into a checkpoint last; a step without it does not count."""
 READERS = 32
 """Objects of hosts read at once."""
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""As safe as the other, and ten times as fast, where PyYAML was built with libyaml."""
 
 
 class DamagedRecipe(StorageError):
@@ -391,7 +393,7 @@ def _read_document(storage: Storage, path: str) -> tuple[Mapping[str, Any], obje
     """A recipe's header and the rest of it."""
     where = f"{storage.url}/{path}"
     try:
-        data = yaml.safe_load(storage.read(path))
+        data = yaml.load(storage.read(path), Loader=_LOADER)  # noqa: S506  # both are safe loaders
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise DamagedRecipe(
             f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"

@@ -205,7 +205,9 @@ def _connect(version: str) -> Any:
     import grpc
 
     transport = api.TpuClient.get_transport_class("grpc")
-    return api.TpuClient(transport=transport(channel=grpc.insecure_channel(where)))
+    # As the client's own channels are made: a page of large zones is tens of megabytes.
+    channel = grpc.insecure_channel(where, options=[("grpc.max_receive_message_length", -1)])
+    return api.TpuClient(transport=transport(channel=channel))
 
 
 @functools.cache

@@ -51,7 +51,6 @@ RPCS = (
     "GetQueuedResource",
     "ListQueuedResources",
     "DeleteQueuedResource",
-    "ResetQueuedResource",
     "CreateNode",
     "GetNode",
     "ListNodes",
@@ -100,6 +99,7 @@ class TpuCloud:
         self.weather: Weather | None = None
         self.doubles: list[str] = []
         """Runs that had two sets of machines at once: never to happen."""
+        self._homes: dict[str, set[str]] = defaultdict(set)
         self._faults: list[Fault] = []
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._count, self._slices = itertools.count(1), itertools.count(1)
@@ -185,9 +185,7 @@ class TpuCloud:
             return [worker for workers in self._it.workers.values() for worker in workers]
 
     def queued_ids(self) -> list[str]:
-        with self._lock:
-            self._tick()
-            return sorted(name.rpartition("/")[2] for name in self._it.queued)
+        return self._ids(self._it.queued)
 
     def state(self, resource_id: str) -> str:
         """State of a queued resource; empty when there is none."""
@@ -199,9 +197,12 @@ class TpuCloud:
         return ""
 
     def node_ids(self) -> list[str]:
+        return self._ids(self._it.nodes)
+
+    def _ids(self, kind: Mapping[str, Any]) -> list[str]:
         with self._lock:
             self._tick()
-            return sorted(name.rpartition("/")[2] for name in self._it.nodes)
+            return sorted(name.rpartition("/")[2] for name in kind)
 
     def states_of(self, resource_id: str) -> list[str]:
         """Every state that something had, in order."""
@@ -247,17 +248,20 @@ class TpuCloud:
         if error is not None:
             queued.state.failed_data.error.CopyFrom(error.status)
         self.history.append((self.now, queued.name.rpartition("/")[2], state))
-        self._look_for_doubles()
+        self._look_for_doubles(queued, state)
 
-    def _look_for_doubles(self) -> None:
+    def _look_for_doubles(self, queued: Any, state: str) -> None:
         """Probes aside, one run has machines in one queued resource only."""
-        with_machines = ("PROVISIONING", "ACTIVE")
-        homes: Counter[str] = Counter()
-        for queued in self._it.queued.values():
-            labels = queued.tpu.node_spec[0].node.labels
-            if self.states(queued.state.state).name in with_machines and labels.get("muster-probe") != "true":
-                homes[labels.get("muster-home", "")] += 1
-        self.doubles += [home for home, number in homes.items() if home and number > 1]
+        labels = queued.tpu.node_spec[0].node.labels
+        home = labels.get("muster-home", "")
+        if not home or labels.get("muster-probe") == "true":
+            return
+        if state in ("PROVISIONING", "ACTIVE"):
+            self._homes[home].add(queued.name)
+        elif state != "DELETING":
+            self._homes[home].discard(queued.name)
+        if len(self._homes[home]) > 1:
+            self.doubles.append(home)
 
     def _slices_counted(self, parent: str) -> int:
         """What the quota counts: everything asked for that was not deleted, in whatever state."""
@@ -468,21 +472,13 @@ class TpuCloud:
         def deleted() -> None:
             self._destroy(self._nodes_of(queued.name))
             del self._it.queued[queued.name]
+            self._look_for_doubles(queued, "GONE")
             self.history.append((self.now, queued.name.rpartition("/")[2], "GONE"))
             operation.done = True
             operation.response.Pack(empty_pb2.Empty())
 
         self._after(self.timing.delete_s, deleted, still=queued)
         return operation
-
-    def ResetQueuedResource(self, request: Any) -> Any:
-        """What the service promises here is not documented; this restarts every VM of an ACTIVE one."""
-        queued = find(self._it.queued, request.name)
-        if queued.state.state != self.states.ACTIVE:
-            raise Refused(StatusCode.FAILED_PRECONDITION, "Only an ACTIVE queued resource can be reset.")
-        for node in self._nodes_of(queued.name):
-            self.reboot(node.name.rpartition("/")[2])
-        return self._operation("reset", queued.name)
 
     def CreateNode(self, request: Any) -> Any:
         name = f"{request.parent}/nodes/{request.node_id}"
@@ -572,7 +568,8 @@ class TpuCloud:
         return self._it.operations[seen[1]] if seen else None
 
     def __enter__(self) -> TpuCloud:
-        self._server = grpc.server(futures.ThreadPoolExecutor(8))
+        unlimited = [("grpc.max_send_message_length", -1)]
+        self._server = grpc.server(futures.ThreadPoolExecutor(8), options=unlimited)
         for version, api in (("v2", self.api), ("v2alpha1", self.alpha)):
             handlers = {rpc: self._handler(rpc, getattr(api, f"{rpc}Request").pb(), version) for rpc in RPCS}
             service = grpc.method_handlers_generic_handler(f"google.cloud.tpu.{version}.Tpu", handlers)

@@ -77,6 +77,7 @@ class Hosts:
         self._pending: list[int] = []
         self._attempt, self._step, self._next_s = 0, 0, 0.0
         self._held: lease.Held | None = None
+        self._nodes: list[str] = []
         cloud.on_boot = lambda node: self.up.__setitem__(node, cloud.now)
         cloud.on_lost = self._lost
 
@@ -86,25 +87,22 @@ class Hosts:
 
     def tick(self, now: float) -> None:
         """What the hosts do until ``now``."""
-        ours = self._provision()
-        if ours is None:
-            return
-        number, nodes = ours
-        is_whole = all(node in self.up for node in nodes)
         if self._attempt == 0:
-            if (
-                is_whole
-                and not self.noticed & {*nodes}
-                and now >= max(map(self.up.__getitem__, nodes)) + START_S
-            ):
-                self._begin(number, len(nodes), now)
-            return
-        if not is_whole:
+            if not self.up or (ours := self._provision()) is None:
+                return
+            number, self._nodes = ours
+            since_s = max(self.up.get(node, 0.0) for node in self._nodes)
+            if self._is_whole() and not self.noticed & {*self._nodes} and now >= since_s + START_S:
+                self._begin(number, len(self._nodes), now)
+        elif not self._is_whole():
             self._die(now)
-            return
-        self._renew(now)
-        while self._attempt and self._next_s <= now:
-            self._make_step(nodes, now)
+        else:
+            self._renew(now)
+            while self._attempt and self._next_s <= now:
+                self._make_step(self._nodes, now)
+
+    def _is_whole(self) -> bool:
+        return all(node in self.up for node in self._nodes)
 
     def _provision(self) -> tuple[int, list[str]] | None:
         live = [each for each in self.run.provisions() if each.ended_s is None and not each.is_probe]

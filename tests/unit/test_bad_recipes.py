@@ -137,7 +137,7 @@ BAD_OVERRIDES = [
     row("train.sequence_length=130 mesh=fsdp-context4", "train.sequence_length=130", "context axis"),
     row("model.num_experts=4", "model.num_experts=4", "no experts"),
     row("model=mixtral-8x7b model.num_experts_per_token=9", "model.num_experts_per_token=9", "at most 8"),
-    row("target=tpu", "target.kind=tpu", "hardware.generation=cpu"),
+    row("target=tpu target.zone=NOPE", "target.zone=NOPE", "is not a zone"),
     row("target=local", "target.kind=local", recipe=LARGE),
     row("data=token-file", "data.path", "must be given"),
     row("data.path=/tmp/x", "data.path=/tmp/x", "not used"),

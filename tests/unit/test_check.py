@@ -166,7 +166,6 @@ BAD = [
     (LOCAL, {"run.root": "gs://bucket/./runs"}, "run.root", "without it"),
     (LOCAL, {"run.peer_timeout_s": 30.0}, "run.peer_timeout_s", "use at most 15"),
     # target
-    (LOCAL, {"target.kind": "tpu"}, "target.kind", "target=local"),
     (TPU, {"target.kind": "local"}, "target.kind", "hardware.generation=cpu"),
     (TPU, {"target.kind": "tpu", "hardware.generation": "tpu7x"}, "target.kind", "use target=gke"),
     (

@@ -57,7 +57,6 @@ def test_good_targets(base: Mapping[str, Any], changed: Mapping[str, Any]) -> No
     ("base", "changed", "key", "says"),
     [
         (GKE, {"kind": "local"}, "target.kind", "only cpu is local"),
-        (LOCAL, {"kind": "tpu"}, "target.kind", "TPUs only"),
         (GKE, {"namespace": "Team"}, "target.namespace", "not a namespace"),
         (GKE, {"namespace": "n" * 64}, "target.namespace", "at most 63"),
         (GKE, {"namespace": "\u0430bc"}, "target.namespace", "not a namespace"),
@@ -151,7 +150,8 @@ def test_a_launch_with_all_that_it_needs() -> None:
     )
     assert launch_problems(recipe_of(LOCAL, {})) == []
     on_tpu = recipe_of({**GKE, "run.root": "runs"}, {"kind": "tpu"})
-    assert [problem.key for problem in launch_problems(on_tpu)] == ["run.root"]
+    lacking = [problem.key for problem in launch_problems(on_tpu)]
+    assert lacking == ["run.root", "target.project", "target.zone"]
 
 
 def test_the_experiment_is_the_same_whatever_the_target() -> None:
