@@ -389,11 +389,19 @@ def read_recipe(storage: Storage, path: str) -> Recipe:
     return recipe
 
 
+def _parsed(data: bytes) -> Any:
+    loader = _LOADER(data)
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()
+
+
 def _read_document(storage: Storage, path: str) -> tuple[Mapping[str, Any], object]:
     """A recipe's header and the rest of it."""
     where = f"{storage.url}/{path}"
     try:
-        data = yaml.load(storage.read(path), Loader=_LOADER)  # noqa: S506  # both are safe loaders
+        data = _parsed(storage.read(path))
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise DamagedRecipe(
             f"{where} is damaged: {one_line(str(error))}", hint="restore it from a copy"

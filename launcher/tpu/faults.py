@@ -24,6 +24,8 @@ _PERMISSION = re.compile(
     r"|SERVICE_DISABLED",
     re.IGNORECASE,
 )
+_TOO_LARGE = "message larger than max"
+"""gRPC's own RESOURCE_EXHAUSTED, which says nothing of chips."""
 _BY_CODE = {
     "PERMISSION_DENIED": Trouble.PERMISSION,
     "UNAUTHENTICATED": Trouble.PERMISSION,
@@ -72,7 +74,7 @@ def classify_end(code: str, reason: str, message: str) -> Fault:
 
 
 def _trouble(code: str, text: str) -> Trouble:
-    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED"):
+    if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED") or _TOO_LARGE in text:
         return Trouble.UNAVAILABLE
     if code in _BY_TEXT:
         if _RESERVATION.search(text):
