@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from recipes.contract import Env
+from recipes.elastic import with_slices
 from recipes.fingerprint import fingerprint
 from recipes.hardware import CPU, Generation, SliceShape, generation, slice_shape
 from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
+from recipes.options import Choice, choices
 from recipes.parallelism import MeshShape, mesh_shape
 from recipes.parameters import STATE_BYTES, count_active_parameters, count_parameters, parameters_per_device
 from recipes.schema import Recipe
@@ -100,6 +102,20 @@ class PricePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class OptionPlan:
+    """One of the ways in which the machines are asked for, best first."""
+
+    zone: str | None
+    """Of TPU VMs."""
+    capacity: str
+    num_slices: int
+    grad_accum_steps: int
+    """With so many slices; the global batch is always the same."""
+    num_chips: int
+    usd_per_hour: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All that a recipe decides before anything is touched."""
 
@@ -116,6 +132,10 @@ class Plan:
     checkpoint: CheckpointPlan
     price: PricePlan | None
     """None when no price is known."""
+    options: tuple[OptionPlan, ...]
+    """Where there is more than one."""
+    deadline: str | None
+    max_cost_usd: float | None
     notes: tuple[str, ...]
 
     def to_json(self) -> str:
@@ -146,6 +166,9 @@ def make_plan(recipe: Recipe) -> Plan:
         environment=_environment(recipe, hardware),
         checkpoint=_checkpoint(recipe),
         price=_price(recipe, hardware, chip),
+        options=_options(recipe),
+        deadline=recipe.run.deadline,
+        max_cost_usd=recipe.run.max_cost,
         notes=tuple(_notes(recipe, hardware, chip, shape)),
     )
 
@@ -232,6 +255,28 @@ def _checkpoint(recipe: Recipe) -> CheckpointPlan:
     )
 
 
+def _options(recipe: Recipe) -> tuple[OptionPlan, ...]:
+    if recipe.target.kind == "local":
+        return ()
+    found = choices(recipe)
+    return tuple(option_plan(recipe, each) for each in found) if len(found) > 1 else ()
+
+
+def option_plan(recipe: Recipe, choice: Choice) -> OptionPlan:
+    """What one way to get machines means in chips and dollars."""
+    effective = with_slices(recipe, choice.num_slices)
+    target = dataclasses.replace(effective.target, capacity=choice.capacity)
+    price = price_of(dataclasses.replace(effective, target=target))
+    return OptionPlan(
+        zone=choice.zone or None,
+        capacity=choice.capacity,
+        num_slices=choice.num_slices,
+        grad_accum_steps=effective.train.grad_accum_steps,
+        num_chips=choice.num_slices * slice_shape(recipe.hardware).num_chips,
+        usd_per_hour=price.usd_per_hour if price else None,
+    )
+
+
 def price_of(recipe: Recipe) -> PricePlan | None:
     """What an hour of all its machines costs; None when no price is known."""
     shape, chip = slice_shape(recipe.hardware), generation(recipe.hardware.generation)
@@ -290,6 +335,7 @@ def render_plan(plan: Plan) -> str:
         ("environment", "of every host ({...} is known at its start)"),
         *(("", f"{name}={value}") for name, value in plan.environment.items()),
         ("price", _price_text(plan)),
+        *_option_rows(plan),
         *(("note", note) for note in plan.notes),
     ]
     width = max(len(name) for name, _ in rows)
@@ -349,6 +395,19 @@ def _price_text(plan: Plan) -> str:
         return "unknown"
     price = plan.price
     return f"USD {price.usd_per_hour:,.2f} an hour ({price.usd_per_chip_hour:g} a chip; {price.source})"
+
+
+def _option_rows(plan: Plan) -> Iterator[tuple[str, str]]:
+    for number, each in enumerate(plan.options):
+        where = f"{each.zone} " if each.zone else ""
+        parts = f", in {each.grad_accum_steps} parts" if each.grad_accum_steps > 1 else ""
+        cost = "price unknown" if each.usd_per_hour is None else f"USD {each.usd_per_hour:,.2f} an hour"
+        slices = _counted(each.num_slices, "slice")
+        yield "" if number else "tried in turn", f"{where}{each.capacity}, {slices}{parts}: {cost}"
+    if plan.deadline is not None:
+        yield "deadline", f"{plan.deadline}: stopped with a checkpoint"
+    if plan.max_cost_usd is not None:
+        yield "budget", f"USD {plan.max_cost_usd:,.2f} in all: stopped with a checkpoint"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -14,9 +14,10 @@ CAPACITIES: Sequence[Capacity] = ("on_demand", "spot", "reserved")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """One way to get TPU VMs."""
+    """One way to get machines."""
 
     zone: str
+    """Of TPU VMs; empty on a cluster."""
     capacity: Capacity
     num_slices: int
 
@@ -37,9 +38,10 @@ def parse_fallback(text: str, *, zone: str, capacity: Capacity) -> tuple[str, Ca
 def choices(recipe: Recipe) -> Sequence[Choice]:
     """Best first: every zone and capacity with all slices, then the same with fewer."""
     target = recipe.target
-    zone, capacity = target.zone or "", target.capacity
-    places = [(zone, capacity)]
-    places += [parse_fallback(text, zone=zone, capacity=capacity) for text in target.fallbacks]
+    is_tpu = target.kind == "tpu"
+    zone, capacity = (target.zone or "") if is_tpu else "", target.capacity
+    fallbacks = target.fallbacks if is_tpu else ()
+    places = [(zone, capacity), *(parse_fallback(text, zone=zone, capacity=capacity) for text in fallbacks)]
     return [
         Choice(zone=zone, capacity=capacity, num_slices=number)
         for number in possible_slices(recipe)

@@ -249,27 +249,25 @@ def _is_watched(recipe: Recipe) -> bool:
 
 def _supervise(asked: Launch, launched: _Launched) -> int:
     from launcher.cli.places import Places
-    from launcher.cli.supervising import Foreground, held, report
+    from launcher.cli.supervising import Foreground, held, left_behind, report
     from launcher.display import open_display
 
-    run, finish = launched.run, None
+    run, finish, foreground = launched.run, None, None
     try:
         with (
             held(run, asked.again) as keeper,
             open_display() as display,
             contextlib.suppress(KeyboardInterrupt),
         ):
-            finish = Foreground(run, keeper, Places(), display).follow()
+            foreground = Foreground(run, keeper, Places(), display)
+            finish = foreground.follow()
     except LeaseHeld as error:
         output.say(f"{error.message}; only followed from here")
         return _follow(asked, launched)
     if finish is not None:
         report(run, finish, as_json=asked.as_json, again=asked.again)
         return int(finish.exit_code)
-    output.say(f"{asked.plan.run_name}: no longer supervised from here; the run goes on")
-    output.say("  meanwhile    JobSet restarts it; nobody heeds its deadline or cost, or changes its slices")
-    output.say(f"  go on        muster supervise {shlex.quote(run.url)}")
-    for line in sending.next_commands(run):
+    for line in left_behind(run, foreground.observation if foreground else None):
         output.say(line)
     return INTERRUPTED
 

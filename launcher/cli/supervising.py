@@ -15,6 +15,7 @@ from launcher.cost import per_hour, spent
 from launcher.display import Display, open_display
 from launcher.lease_keeper import LeaseKeeper
 from launcher.rundir import RunDir, committed_step
+from launcher.standing import is_zone
 from launcher.storage import StorageError
 from launcher.supervise.actions import Finish, Wait
 from launcher.supervise.loop import Supervisor
@@ -133,7 +134,11 @@ def left_behind(run: RunDir, seen: Observation | None) -> list[str]:
         lines.append(f"  stays there  {there.name} in {there.place} ({there.state})")
     if seen and (price := per_hour(seen.provisions)):
         lines.append(f"  costs        USD {price:,.2f} an hour until it is deleted")
-    if seen and seen.machines:
+    if seen and any(not is_zone(there.place) for there in seen.machines):
+        lines.append(
+            "  meanwhile    JobSet restarts it; nobody heeds its deadline or cost, or changes its slices"
+        )
+    elif seen and seen.machines:
         lines.append("  meanwhile    nobody brings it back after a preemption, or removes it at the end")
     else:
         lines.append("  meanwhile    no machines are asked for")

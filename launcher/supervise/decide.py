@@ -176,7 +176,9 @@ class _Case:
     def over(self) -> Finish | None:
         """Why the run needs no machines any more, or None."""
         verdict, stop = self.verdict(), self.seen.stop
-        if verdict is not None:
+        # What a JobSet ended with after it was asked to stop says less than why it was.
+        was_asked = stop is not None and not stop.resumes
+        if verdict is not None and not (was_asked and verdict.exit_code is ExitCode.PREEMPTED):
             return Finish(
                 exit_code=verdict.exit_code, reason=verdict.reason, hint=verdict.hint, host=verdict.host
             )

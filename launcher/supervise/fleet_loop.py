@@ -72,7 +72,7 @@ class Overseer:
         self._begin_pass()
         self._fleet.refresh(self._now())
         acted, waits, problems = 0, dict[str, str](), dict[str, str]()
-        runs = [facts for facts in self._fleet.runs() if facts.order is not None]
+        runs = self._fleet.runs()
         for facts in runs:
             try:
                 waits[facts.name], did = self._look_at(facts)

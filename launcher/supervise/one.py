@@ -77,13 +77,19 @@ def supervised(run: RunDir, places: Places) -> Supervised:
     fleet = reader(run)
     fleet.refresh(time.time())
     facts = next(iter(fleet.runs()), None)
-    if facts is None or facts.order is None or facts.recipe is None:
+    if facts is None:
         raise no_order(run)
     return of_facts(run, facts, places)
 
 
 def of_facts(run: RunDir, facts: RunFacts, places: Places) -> Supervised:
-    """A run as the fleet's reader found it."""
+    """A run as the fleet's reader found it.
+
+    Raises:
+      UserError: it has no order, or something that a decision depends on cannot be read.
+    """
+    if facts.unusable is not None:
+        raise facts.unusable
     order, recipe = facts.order, facts.recipe
     if order is None or recipe is None:
         raise no_order(run)

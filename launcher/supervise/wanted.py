@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-
-from launcher.plan import price_of
+from launcher.plan import option_plan
 from launcher.supervise.observation import Option, Wanted
 from launcher.supervise.records import Order
 from recipes.deadline import parse_deadline
-from recipes.elastic import possible_slices, with_slices
-from recipes.hardware import slice_shape
+from recipes.elastic import possible_slices
 from recipes.options import Choice, choices
 from recipes.schema import Recipe
 
@@ -27,7 +23,7 @@ def wanted(recipe: Recipe, order: Order, run: str) -> Wanted:
     return Wanted(
         run=run,
         order=order,
-        options=_tpu_options(recipe) if recipe.target.kind == "tpu" else _cluster_options(recipe, numbers),
+        options=[_option(recipe, each) for each in choices(recipe)],
         num_slices=recipe.multislice.num_slices,
         is_elastic=len(numbers) > 1,
         restarts_itself=recipe.target.kind == "gke",
@@ -51,25 +47,13 @@ def cluster_place(recipe: Recipe) -> str:
     return f"{recipe.target.cluster or 'current'}/{recipe.target.namespace}"
 
 
-def _tpu_options(recipe: Recipe) -> Sequence[Option]:
-    return [_option(recipe, zone_place(recipe.target.project, each.zone), each) for each in choices(recipe)]
-
-
-def _cluster_options(recipe: Recipe, numbers: Sequence[int]) -> Sequence[Option]:
-    capacity, place = recipe.target.capacity, cluster_place(recipe)
-    return [
-        _option(recipe, place, Choice(zone="", capacity=capacity, num_slices=number)) for number in numbers
-    ]
-
-
-def _option(recipe: Recipe, place: str, choice: Choice) -> Option:
-    effective = with_slices(recipe, choice.num_slices)
-    target = dataclasses.replace(effective.target, capacity=choice.capacity)
-    price = price_of(dataclasses.replace(effective, target=target))
+def _option(recipe: Recipe, choice: Choice) -> Option:
+    is_tpu = recipe.target.kind == "tpu"
+    found = option_plan(recipe, choice)
     return Option(
-        place=place,
-        capacity=choice.capacity,
-        num_slices=choice.num_slices,
-        num_chips=choice.num_slices * slice_shape(recipe.hardware).num_chips,
-        usd_per_hour=price.usd_per_hour if price else None,
+        place=zone_place(recipe.target.project, choice.zone) if is_tpu else cluster_place(recipe),
+        capacity=found.capacity,
+        num_slices=found.num_slices,
+        num_chips=found.num_chips,
+        usd_per_hour=found.usd_per_hour,
     )

@@ -465,6 +465,13 @@ EJ = it.ELASTIC_JOBSET
 JOB_1 = dataclasses.replace(JOB, num_slices=1)
 JOB_LEDGER_1 = dataclasses.replace(JOB_LEDGER, num_slices=1)
 JOBSETS: list[Row] = [
+    (
+        "stopped and over: stopped",
+        J,
+        seen(dataclasses.replace(JOB, phase=P.OVER), ends=[GONE], stop=it.stop(5)),
+        6,
+        ["finish 42"],
+    ),
     ("a launched JobSet: adopted", J, seen(JOB), 1, ["note #1 ready"]),
     ("running: JobSet restarts it", J, seen(JOB, provisions=[JOB_LEDGER], ends=[LOST] * 9), 500, ["wait"]),
     (
