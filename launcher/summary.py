@@ -14,7 +14,7 @@ from launcher.ledger import AttemptEnd, Damaged, Heartbeat, HostRecord, StopRequ
 from launcher.rundir import DamagedRecipe, RunDir, committed_step
 from launcher.standing import Standing, is_zone, standing
 from launcher.storage_types import Names
-from launcher.supervise.records import Provision
+from launcher.supervise.records import TERMINAL, Provision
 from recipes.contract import ExitCode, Phase, RunPath, host_name
 from recipes.schema import Recipe
 
@@ -308,6 +308,8 @@ def _coming(end: AttemptEnd | None, provisions: Sequence[Provision], *, supervis
         is_up = newest.ready_s is not None and newest.trouble is None
         return RunState.STARTING if is_up else RunState.WAITING
     has_failed = end is not None and end.exit_code != ExitCode.PREEMPTED
+    if newest is not None and newest.trouble in TERMINAL:
+        return RunState.FAILED
     return RunState.WAITING if supervised and not has_failed else None
 
 

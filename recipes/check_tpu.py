@@ -24,6 +24,9 @@ _RUNTIME = re.compile(r"[a-z0-9](?:[-a-z0-9.]{0,61}[a-z0-9])?")
 _EMAIL = re.compile(r"[-a-z0-9.]{1,64}@[-a-z0-9.]{1,128}\.gserviceaccount\.com")
 _LABEL_KEY, _LABEL_VALUE = re.compile(r"[a-z][-a-z0-9_]{0,62}"), re.compile(r"[-a-z0-9_]{0,63}")
 
+_VM_ENV = re.compile(
+    r"GCE_METADATA_.*|STORAGE_EMULATOR_HOST|HOME|XDG_.*|UV_.*|PIP_.*|SSL_CERT_.*|.*_proxy|.*_PROXY"
+)
 _NAMES: tuple[tuple[str, re.Pattern[str], str, str], ...] = (
     ("project", _PROJECT, "the id of a project", "6 to 30 lower-case letters, digits and hyphens"),
     ("zone", _ZONE, "a zone", "for example us-east5-b"),
@@ -45,6 +48,7 @@ def check_tpu(recipe: Recipe) -> Iterator[Problem]:
         yield from _check_fallbacks(recipe.target)
         yield from _check_labels(recipe.target)
         yield from _check_code(recipe.target)
+        yield from _check_vm_env(recipe.target)
         yield from _check_times(recipe)
 
 
@@ -160,6 +164,14 @@ def _check_labels(target: TargetConfig) -> Iterator[Problem]:
         elif _LABEL_KEY.fullmatch(name) is None or _LABEL_VALUE.fullmatch(value) is None:
             fix = "use lower-case letters, digits, - and _, a letter first, at most 63"
             yield _problem(f"labels.{name}", value, "is not a label of Google Cloud", fix)
+
+
+def _check_vm_env(target: TargetConfig) -> Iterator[Problem]:
+    """The startup script has these too, and would go astray."""
+    for name, value in target.env.items():
+        if _VM_ENV.fullmatch(name):
+            reason = "decides where a VM looks for its own metadata, code and home"
+            yield _problem(f"env.{name}", value, reason, "remove it")
 
 
 def _check_code(target: TargetConfig) -> Iterator[Problem]:

@@ -80,7 +80,10 @@ def launch(asked: Launch) -> int:
         report(run, finish, as_json=asked.as_json, again=asked.again)
         return int(finish.exit_code)
     _report_asked(asked, run, foreground, finish)
-    return ExitCode.COMPLETE if finish is not None else INTERRUPTED
+    if finish is None:
+        return INTERRUPTED
+    is_asked = any(each.ended_s is None for each in run.provisions())
+    return ExitCode.COMPLETE if is_asked else ExitCode.INFRASTRUCTURE
 
 
 def _see_asked(foreground: Foreground) -> Finish | Wait:

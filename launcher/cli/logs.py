@@ -20,6 +20,7 @@ from launcher.cli import output, runs
 from launcher.gke.pod_logs import PodLogs
 from launcher.log_lines import HostLog, LineCutter, LogLine, last, merged
 from launcher.rundir import RunDir, host_order
+from launcher.standing import is_on_vms
 from launcher.storage_types import StorageError
 from recipes.contract import attempt_path, host_name
 from recipes.errors import UserError
@@ -71,7 +72,12 @@ def command(
     """
     wanted = Wanted(attempt=attempt, previous=previous, slice_id=slice_id, host=host, tail=tail)
     found = runs.find_run(run, root)
-    pods = PodLogs(found, output.note, slice_id=wanted.index_of_slice, host_id=wanted.index_of_host)
+    pods = PodLogs(
+        found,
+        _quiet if is_on_vms(found) else output.note,
+        slice_id=wanted.index_of_slice,
+        host_id=wanted.index_of_host,
+    )
     reader = LogReader(found, wanted, extra=pods)
     # A file gets what the host wrote, a terminal does not.
     show = output.data if sys.stdout.isatty() else output.data_as_it_is
@@ -312,3 +318,7 @@ class LogReader:
         known = self._cutters.get(host)
         self._cutters[host] = LineCutter(self._attempt, host, after=known.time if known else "")
         return self._cutters[host]
+
+
+def _quiet(_text: str) -> None:
+    """Of clusters, where the run is on TPU VMs."""

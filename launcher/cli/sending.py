@@ -16,7 +16,7 @@ from launcher.beside import beside
 from launcher.bundle import Bundle, is_uploaded, make_bundle, upload
 from launcher.cli import output
 from launcher.cli.interrupts import INTERRUPTED
-from launcher.plan import Plan
+from launcher.plan import Plan, option_plan
 from launcher.provenance import lock_info
 from launcher.rundir import RunDir, create_or_open, launched_recipe
 from launcher.storage import open_storage
@@ -24,6 +24,7 @@ from recipes.check_target import launch_problems
 from recipes.contract import ExitCode, Fork
 from recipes.errors import RecipeError, UserError
 from recipes.hardware import CPU
+from recipes.options import choices
 from recipes.schema import Recipe
 
 
@@ -51,11 +52,25 @@ def check_addresses(recipe: Recipe) -> None:
     """
     if lacking := launch_problems(recipe):
         raise RecipeError(recipe.name, lacking)
+    check_budget(recipe)
     for key, path in local_data(recipe).items():
         if Path(path).expanduser().is_absolute():
             raise UserError(
                 f"data.{key}={path}: hosts elsewhere cannot read files of this machine",
                 hint="copy it to a bucket and give its gs:// address, or a path within the code",
+            )
+
+
+def check_budget(recipe: Recipe) -> None:
+    """Raises UserError when run.max_cost cannot be kept, for want of a price."""
+    if recipe.run.max_cost is None:
+        return
+    for each in (option_plan(recipe, choice) for choice in choices(recipe)):
+        if each.usd_per_hour is None:
+            raise UserError(
+                f"run.max_cost={recipe.run.max_cost:g}: no price is known for"
+                f" {recipe.hardware.generation} {each.capacity}, so nobody can keep to it",
+                hint="set hardware.price_per_chip_hour to your own price, or run.max_cost=null",
             )
 
 

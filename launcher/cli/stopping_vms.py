@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
+from launcher.cli.interrupts import INTERRUPTED
 from launcher.cli.places import Places
 from launcher.cli.supervising import check, held
 from launcher.cost import per_hour
@@ -15,7 +17,7 @@ from launcher.lease import LeaseHeld
 from launcher.rundir import RunDir
 from launcher.standing import open_provisions, short_place
 from launcher.supervise.actions import Finish, Wait
-from launcher.supervise.one import supervised
+from launcher.supervise.one import Supervised, supervised
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -44,7 +46,7 @@ def remove_machines(
     Raises:
       UserError: something is left; the message says what, and what it costs.
     """
-    places, told = Places(), ""
+    places = Places()
     one = supervised(run, places)
     wait_s = one.wanted.grace_period_s + DELETION_S if timeout_s is None else timeout_s
     deadline_s = monotonic() + wait_s
@@ -53,20 +55,35 @@ def remove_machines(
         sleep(min(seconds, max(0.0, deadline_s - monotonic())))
 
     say(f"asked {one.wanted.run} to stop; waiting for its last checkpoint and the removal of its machines")
-    while open_provisions(run):
-        if monotonic() >= deadline_s:
-            raise _left(run, wait_s)
+    try:
+        _see_removed(run, one, places, say=say, pause=pause, left_s=lambda: deadline_s - monotonic())
+    except KeyboardInterrupt:
+        raise _left(run, "no longer waited for", INTERRUPTED) from None
+    if open_provisions(run):
+        raise _left(run, f"after {wait_s:g} s", ExitCode.INFRASTRUCTURE)
+
+
+def _see_removed(
+    run: RunDir,
+    one: Supervised,
+    places: Places,
+    *,
+    say: Callable[[str], None],
+    pause: Callable[[float], None],
+    left_s: Callable[[], float],
+) -> None:
+    told = ""
+    while open_provisions(run) and left_s() > 0:
         try:
             with held(run, "muster stop") as keeper:
                 supervisor = one.supervisor(
-                    say=say, may_act=lambda: check(keeper), sleep=pause, period_s=POLL_S
+                    say=say, may_act=partial(check, keeper), sleep=pause, period_s=POLL_S
                 )
-                while monotonic() < deadline_s:
+                while left_s() > 0:
                     places.forget()
                     result = supervisor.step()
                     if isinstance(result, Finish):
-                        # Nothing is left anywhere; a provision of a later launch is another's to stop.
-                        return
+                        break
                     if isinstance(result, Wait):
                         supervisor.pause(result)
         except LeaseHeld as error:
@@ -76,13 +93,13 @@ def remove_machines(
             pause(POLL_S)
 
 
-def _left(run: RunDir, timeout_s: float) -> UserError:
+def _left(run: RunDir, when: str, exit_code: int) -> UserError:
     left = open_provisions(run)
-    names = ", ".join(f"{each.name} in {short_place(each.place)}" for each in left)
+    names = ", ".join(f"{each.name} in {short_place(each.place)}" for each in left) or "something"
     price = per_hour(left)
     cost = f", at USD {price:,.2f} an hour" if price else ""
     return UserError(
-        f"{names} may still be there after {timeout_s:g} s{cost}",
+        f"{names} may still be there {when}{cost}",
         hint="the request stays: `muster stop` again goes on waiting, `muster status` shows how it is",
-        exit_code=ExitCode.INFRASTRUCTURE,
+        exit_code=exit_code,
     )

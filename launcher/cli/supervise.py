@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from types import FrameType
@@ -11,7 +12,7 @@ import click
 from launcher import lease
 from launcher.cli import output, runs
 from launcher.cli.interrupts import INTERRUPTED
-from launcher.storage import Storage, Unavailable, open_storage
+from launcher.storage import Storage, Unavailable, is_remote, open_storage
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -40,7 +41,13 @@ def command(run: str | None, root: str, everything: bool, once: bool, as_json: b
 
         found = runs.find_run(run, root)
         ctx.exit(supervise_here(found, f"muster supervise {run}", as_json=as_json))
-    ctx.exit(_supervise_all(open_storage(root), once=once, as_json=as_json))
+    storage = open_storage(root)
+    if not is_remote(root) and not os.path.isdir(storage.url):
+        raise UserError(
+            f"there is no folder {storage.url}",
+            hint=f"give the folder of all runs: --root, {runs.ROOT_VARIABLE}",
+        )
+    ctx.exit(_supervise_all(storage, once=once, as_json=as_json))
 
 
 def _supervise_all(root: Storage, *, once: bool, as_json: bool) -> int:
@@ -53,8 +60,12 @@ def _supervise_all(root: Storage, *, once: bool, as_json: bool) -> int:
     try:
         held = _root_lease(root, what, wait=not once)
         try:
+            told = -1
             while True:
                 done = overseer.once()
+                if done.num_runs != told:
+                    told = done.num_runs
+                    output.say(f"supervising {told} run{'' if told == 1 else 's'} of {root.url}")
                 if as_json:
                     output.data_json(
                         {

@@ -178,6 +178,8 @@ def report(run: RunDir, finish: Finish, *, as_json: bool, again: str) -> None:
         output.say(f"  read logs    muster logs {shlex.quote(run.url)}")
     if cost:
         output.say(f"  spent        USD {cost:,.2f}")
-    if again and finish.exit_code != ExitCode.COMPLETE:
+    if any(limit in finish.reason for limit in ("run.deadline=", "run.max_cost=")):
+        output.say("to go on, launch again with a later run.deadline or a larger run.max_cost, or with null")
+    elif again and finish.exit_code != ExitCode.COMPLETE:
         then = "resume with" if finish.exit_code == ExitCode.PREEMPTED else "once that is mended"
         output.say(f"{then}: {again}")

@@ -29,13 +29,11 @@ from launcher.supervise.actions import (
 from launcher.supervise.choose import choose, key
 from launcher.supervise.limits import reached
 from launcher.supervise.observation import MEANING, Machines, Observation, Option, Phase, Wanted
-from launcher.supervise.records import Provision, Trouble
+from launcher.supervise.records import TERMINAL, Provision, Trouble
 from recipes.contract import ExitCode
 
 LEAVE_S = 60.0
 """How long hosts may take beyond their grace period to say that they have left."""
-TERMINAL = (Trouble.PERMISSION, Trouble.BAD_REQUEST)
-"""Asking again would be refused again."""
 
 
 def decide(wanted: Wanted, seen: Observation, now: float) -> Sequence[Action]:

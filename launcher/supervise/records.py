@@ -43,6 +43,10 @@ class Trouble(enum.StrEnum):
     """Given back on purpose: to grow, or at the end."""
 
 
+TERMINAL = (Trouble.PERMISSION, Trouble.BAD_REQUEST)
+"""Asking again would be refused again."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Provision:
     """``provisions/NNNN.json``: one set of machines, from asking for it to having given it back."""

@@ -29,7 +29,7 @@ from recipes.schema import Recipe
 ENDPOINT = "MUSTER_TPU_ENDPOINT"
 """``ADDRESS:PORT`` of a stand-in of the API on this machine, spoken to without encryption or credentials."""
 CALL_TIMEOUT_S = 30.0
-RETRY_S = 60.0
+RETRY_S = 10.0
 """How long a call is repeated that the service did not answer as it should."""
 PAGE = 1000
 _UNANSWERED = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "ABORTED", "UNKNOWN")
