@@ -215,8 +215,9 @@ class Leader:
 
     def _listen(self, own: HostEnd) -> Mapping[str, HostEnd]:
         """How all hosts ended, as far as they say so in time."""
-        # After a notice the grace is nearly over, and nobody asks who was first.
-        patience_s = LISTEN_NOTICED_S if own.exit_code == ExitCode.PREEMPTED else LISTEN_S
+        # After a notice of its own the grace is nearly over, and nobody asks who was first.
+        is_noticed = own.exit_code == ExitCode.PREEMPTED and not own.collateral
+        patience_s = LISTEN_NOTICED_S if is_noticed else LISTEN_S
         deadline_s = time.monotonic() + patience_s
         others = len(self._member.hosts) - 1
         while len(ends := self._server.gang.ends()) < others and time.monotonic() < deadline_s:

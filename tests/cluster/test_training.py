@@ -65,7 +65,7 @@ def test_a_killed_host_is_a_counted_restart_and_the_same_run(
     two_slices(cluster)
     run = Run(cluster, gcs, overrides=SHORT)
     assert run.launch().code == 0
-    run.wait_for(lambda: run.step() >= SAVE_INTERVAL, "a checkpoint")
+    run.wait_for(lambda: run.committed() >= SAVE_INTERVAL, "a checkpoint")
     codes: dict[str, int] = {}
     cluster.kubelet.kill_container(run.pod(1)["metadata"]["name"])
 
