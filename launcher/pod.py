@@ -32,7 +32,7 @@ CODE = "MUSTER_CODE"
 LAST_WORDS_BYTES = 4000
 """Kubernetes shows 4096."""
 COLLATERAL_S = 5.0
-REPLACED_S, REMOVED_S = 900.0, 60.0
+REPLACED_S, REMOVED_S = 900.0, 30.0
 """How long to wait for the supervisor to replace this JobSet by one with other slices; to remove it."""
 STOPPED_POLL_S = 2.0
 

@@ -92,7 +92,9 @@ def references(objects: list[Object]) -> Iterator[tuple[str, str]]:
         yield found["roleRef"]["kind"], found["roleRef"]["name"]
         for subject in found["subjects"]:
             if subject["kind"] == "ServiceAccount":
-                assert subject["namespace"] == found["metadata"]["namespace"], label(found)
+                # A binding for the whole cluster is in no namespace itself.
+                own = found["metadata"].get("namespace", subject["namespace"])
+                assert subject["namespace"] == own, label(found)
                 yield "ServiceAccount", subject["name"]
     for found in of_kind(objects, "Deployment"):
         yield "ServiceAccount", found["spec"]["template"]["spec"]["serviceAccountName"]
