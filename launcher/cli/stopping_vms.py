@@ -16,7 +16,6 @@ from launcher.cost import per_hour
 from launcher.lease import LeaseHeld
 from launcher.rundir import RunDir
 from launcher.standing import open_provisions, short_place
-from launcher.supervise.actions import Finish, Wait
 from launcher.supervise.one import Supervised, supervised
 from recipes.contract import ExitCode
 from recipes.errors import UserError
@@ -77,15 +76,13 @@ def _see_removed(
         try:
             with held(run, "muster stop") as keeper:
                 supervisor = one.supervisor(
-                    say=say, may_act=partial(check, keeper), sleep=pause, period_s=POLL_S
+                    say=say,
+                    may_act=partial(check, keeper),
+                    sleep=pause,
+                    period_s=POLL_S,
+                    forget=places.forget,
                 )
-                while left_s() > 0:
-                    places.forget()
-                    result = supervisor.step()
-                    if isinstance(result, Finish):
-                        break
-                    if isinstance(result, Wait):
-                        supervisor.pause(result)
+                supervisor.run(until=lambda: left_s() <= 0)
         except LeaseHeld as error:
             if told != (holder := error.lease.holder()):
                 told = holder

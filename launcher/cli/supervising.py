@@ -18,7 +18,6 @@ from launcher.rundir import RunDir, committed_step
 from launcher.standing import is_zone
 from launcher.storage import StorageError
 from launcher.supervise.actions import Finish, Wait
-from launcher.supervise.loop import Supervisor
 from launcher.supervise.observation import Observation
 from launcher.supervise.one import Supervised, supervised
 from recipes.contract import ExitCode, RunPath, host_name
@@ -56,15 +55,11 @@ class Foreground:
     """One run, supervised in a terminal until it ends."""
 
     def __init__(self, run: RunDir, keeper: LeaseKeeper, places: Places, display: Display) -> None:
-        self._run, self._display, self._places = run, display, places
+        self._run, self._display = run, display
         self.one: Supervised = supervised(run, places)
         self._supervisor = self.one.supervisor(
-            say=display.say, may_act=lambda: check(keeper), sleep=self._sleep
+            say=display.say, may_act=lambda: check(keeper), sleep=self._sleep, forget=places.forget
         )
-
-    @property
-    def supervisor(self) -> Supervisor:
-        return self._supervisor
 
     @property
     def observation(self) -> Observation | None:
@@ -73,16 +68,12 @@ class Foreground:
 
     def follow(self) -> Finish:
         """To the run's end."""
-        while True:
-            result = self.step()
-            if isinstance(result, Finish):
-                return result
-            if isinstance(result, Wait):
-                self._supervisor.pause(result)
+        finish = self._supervisor.run()
+        assert finish is not None
+        return finish
 
     def step(self) -> Finish | Wait | None:
         """One look and what follows from it."""
-        self._places.forget()
         return self._supervisor.step()
 
     def _sleep(self, seconds: float) -> None:

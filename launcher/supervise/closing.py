@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 
 from launcher import lease
 from launcher.attempts import close_attempt
 from launcher.ledger import AttemptEnd
 from launcher.rundir import RunDir, committed_step
 from launcher.supervise.actions import Delete
-from launcher.supervise.observation import Fault, Machines, Observation, Wanted
+from launcher.supervise.observation import Fault, Observation, Wanted
 from launcher.supervise.place import Place
 from launcher.supervise.records import Provision, Trouble
 from recipes.contract import ExitCode
@@ -36,15 +35,6 @@ def refused(provision: Provision, fault: Fault, now: float) -> Provision:
 def doomed(provision: Provision, action: Delete) -> Provision:
     """It is being removed: why is written before it is done."""
     return dataclasses.replace(provision, trouble=action.trouble, code=action.code, why=action.why)
-
-
-def accounting_for(provisions: Sequence[Provision], there: Machines) -> Sequence[Provision]:
-    """The provisions that these machines are of."""
-    return [
-        each
-        for each in provisions
-        if each.name == there.name and each.place == there.place and there.provision in (0, each.number)
-    ]
 
 
 def close(run: RunDir, wanted: Wanted, place: Place, seen: Observation, provision: Provision) -> None:

@@ -28,7 +28,15 @@ from launcher.supervise.actions import (
 )
 from launcher.supervise.choose import choose, key
 from launcher.supervise.limits import reached
-from launcher.supervise.observation import MEANING, Machines, Observation, Option, Phase, Wanted
+from launcher.supervise.observation import (
+    MEANING,
+    Machines,
+    Observation,
+    Option,
+    Phase,
+    Wanted,
+    is_of,
+)
 from launcher.supervise.records import TERMINAL, Provision, Trouble
 from recipes.contract import ExitCode
 
@@ -71,7 +79,7 @@ class _Case:
         """What is there of a provision."""
         if provision is None:
             return None
-        return next((each for each in self.seen.machines if _is_of(each, provision)), None)
+        return next((each for each in self.seen.machines if is_of(each, provision)), None)
 
     # The ledger
 
@@ -112,7 +120,7 @@ class _Case:
 
     def _unexpected(self, there: Machines) -> Sequence[Action]:
         """What to do about machines that no open provision accounts for."""
-        if there.phase in (Phase.DELETING, Phase.OVER) or any(_is_of(there, each) for each in self.open):
+        if there.phase in (Phase.DELETING, Phase.OVER) or any(is_of(there, each) for each in self.open):
             return []
         known = any(each.number == there.provision for each in self.seen.provisions)
         of_this_order = there.order in ("", self.wanted.order.id)
@@ -296,12 +304,6 @@ class _Case:
         if isinstance(found, Wait):
             return [found]
         return [Create(option=found, number=self.next_number())]
-
-
-def _is_of(there: Machines, provision: Provision) -> bool:
-    """Whether these are the machines of a provision; those without a number are told by their name."""
-    same = there.name == provision.name and there.place == provision.place
-    return same and there.provision in (0, provision.number)
 
 
 def _removal(there: Machines, trouble: Trouble, why: str) -> Action:

@@ -110,14 +110,13 @@ class Overseer:
         held = one.run.acquire(owner, self._now(), RunPath.SUPERVISOR)
         name = one.wanted.run
         try:
-            self._begin_pass()
             supervisor = one.supervisor(
                 say=lambda text: self._say(f"{name}: {text}"),
                 may_act=lambda: _still_held(held, self._now()),
                 now=self._now,
+                forget=self._begin_pass,
             )
             for _ in range(MAX_STEPS):
-                self._begin_pass()
                 result = supervisor.step()
                 if isinstance(result, Finish):
                     self._tell(name, f"ended: {result.reason}")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from launcher.ledger import AttemptEnd
 from launcher.supervise.actions import Action, Delete, Wait
 from launcher.supervise.choose import has_alternative
-from launcher.supervise.observation import Machines, Observation, Phase, Wanted
+from launcher.supervise.observation import GAVE_UP, Machines, Observation, Phase, Wanted
 from launcher.supervise.records import Provision, Trouble
 
 STARTING_S = 1800.0
@@ -127,8 +127,8 @@ def _not_coming_back(
 
 def _useless(seen: Observation, provision: Provision, there: Machines, now: float) -> Action | None:
     """Machines that are up: hosts that gave up, that keep failing, or that say nothing."""
-    if seen.attempt is None and there.words.startswith("failed:"):
-        return _failed(there, there.words.removeprefix("failed:").strip())
+    if seen.attempt is None and there.words.startswith(GAVE_UP):
+        return _failed(there, there.words.removeprefix(GAVE_UP).strip())
     if bad := bad_hosts(seen):
         return _failed(there, f"{bad[0]} failed first in {BAD_HOST_ATTEMPTS} attempts: its slice is replaced")
     silent_s = now - _last_sign_s(seen, provision)

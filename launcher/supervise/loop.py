@@ -24,7 +24,7 @@ from launcher.supervise.actions import (
     Wait,
 )
 from launcher.supervise.decide import decide
-from launcher.supervise.observation import Observation, Wanted
+from launcher.supervise.observation import Observation, Wanted, is_of
 from launcher.supervise.place import Place, Refusal
 from launcher.supervise.records import Provision, Trouble
 
@@ -184,8 +184,8 @@ class Supervisor:
 
     def _delete(self, action: Delete) -> None:
         there = action.machines
-        for provision in closing.accounting_for(self._open_provisions(), there):
-            if provision.trouble is None:
+        for provision in self._open_provisions():
+            if is_of(there, provision) and provision.trouble is None:
                 self._run.write_provision(closing.doomed(provision, action))
                 self._say(f"removing {there.name} ({there.state}): {action.why}")
         self._place.delete(there)

@@ -61,6 +61,10 @@ MEANING = {
 }
 
 
+GAVE_UP = "failed:"
+"""What the words of a host begin with that does nothing more until it boots again."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machines:
     """One set of machines that is ours: a queued resource with its nodes, or a JobSet."""
@@ -81,7 +85,13 @@ class Machines:
     fault: Fault | None = None
     words: str = ""
     """What its hosts say of themselves before they have a run directory (guest attributes); empty: nothing.
-    Begins with ``failed:`` when a host has given up."""
+    Begins with :data:`GAVE_UP` when a host has given up."""
+
+
+def is_of(there: Machines, provision: Provision) -> bool:
+    """Whether these are the machines of a provision; those without a number are told by their name."""
+    same = there.name == provision.name and there.place == provision.place
+    return same and there.provision in (0, provision.number)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -37,11 +37,22 @@ class Supervised:
         now: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
         period_s: float = PERIOD_S,
+        forget: Callable[[], None] = lambda: None,
     ) -> Supervisor:
-        """The loop over this run alone."""
+        """The loop over this run alone.
+
+        Args:
+          say: takes one line of news.
+          may_act: raises UserError when another process has taken over.
+          now: Unix time.
+          sleep: waits.
+          period_s: between two looks while nothing happens.
+          forget: called before each look: what the place shares with others is asked for anew.
+        """
         fleet = reader(self.run)
 
         def observe() -> Observation:
+            forget()
             fleet.refresh(now())
             facts = next(iter(fleet.runs()), None)
             if facts is None or facts.order is None or facts.order.id != self.wanted.order.id:

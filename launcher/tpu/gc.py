@@ -64,7 +64,7 @@ class Leftover:
 
     @property
     def place(self) -> str:
-        return "/".join(self.name.split("/")[:4])
+        return names.place_of(self.name)
 
 
 def why_left(owner: Owner | None, order: str, number: int) -> str:
@@ -135,8 +135,7 @@ def leftovers(
     kept: list[Leftover] = []
     for thing, labels in old:
         known = owner(labels.get(names.RUN, ""), labels.get(names.HOME, ""))
-        text = labels.get(names.PROVISION, "")
-        number = int(text) if text.isascii() and text.isdigit() else 0
+        number = names.provision_of(labels)
         if why := why_left(known, labels.get(names.ORDER, ""), number):
             entry = known.provisions.get(number) if known else None
             price = entry.usd_per_hour if entry else None

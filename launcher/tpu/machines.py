@@ -83,8 +83,8 @@ def machines(queued: Queued, words: str = "") -> Machines:
         fault = Fault(trouble=Trouble.PREEMPTED, code=queued.state, message="the service took them away")
     return Machines(
         name=queued.name.rpartition("/")[2],
-        place="/".join(queued.name.split("/")[:4]),
-        provision=_number(queued.labels.get(names.PROVISION, "")),
+        place=names.place_of(queued.name),
+        provision=names.provision_of(queued.labels),
         order=queued.labels.get(names.ORDER, ""),
         num_slices=queued.num_slices,
         capacity=queued.capacity,
@@ -101,8 +101,8 @@ def orphan(node: Node) -> Machines:
     """A node with our labels whose queued resource is gone: of no use, and costing money."""
     return Machines(
         name=node.name.rpartition("/")[2],
-        place="/".join(node.name.split("/")[:4]),
-        provision=_number(node.labels.get(names.PROVISION, "")),
+        place=names.place_of(node.name),
+        provision=names.provision_of(node.labels),
         order=node.labels.get(names.ORDER, ""),
         num_slices=1,
         capacity="",
@@ -138,7 +138,3 @@ def _words(queued: Queued) -> str:
         for node in odd[:3]
     )
     return f"{queued.state}; {listed}{' ...' if len(odd) > 3 else ''}"
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0

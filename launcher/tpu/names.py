@@ -55,6 +55,17 @@ def labels(recipe: Recipe, url: str, order: Order, number: int, *, is_probe: boo
     return {**recipe.target.labels, **ours, **({PROBE: "true"} if is_probe else {})}
 
 
+def place_of(name: str) -> str:
+    """The zone that something is in, ``projects/P/locations/ZONE``, of its name in full."""
+    return "/".join(name.split("/")[:4])
+
+
+def provision_of(labels: Mapping[str, str]) -> int:
+    """Number of the provision, as labels say; 0 when they say nothing of the kind."""
+    text = labels.get(PROVISION, "")
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 def runtime_version(recipe: Recipe) -> str:
     """Software of the VMs."""
     return recipe.target.runtime_version or RUNTIME_VERSIONS[recipe.hardware.generation]

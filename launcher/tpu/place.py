@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from launcher.rundir import RunDir, launched_recipe
-from launcher.supervise.observation import Fault, Machines, Option
+from launcher.supervise.observation import GAVE_UP, Fault, Machines, Option
 from launcher.supervise.place import Look, Refusal
 from launcher.supervise.records import Order, Provision, Trouble
 from launcher.supervise.wanted import zone_place
@@ -14,12 +14,12 @@ from launcher.tpu import names
 from launcher.tpu.client import Gone, Taken
 from launcher.tpu.listing import Listings, Zone
 from launcher.tpu.machines import machines, orphan
-from launcher.tpu.request import Wish, effective, request
+from launcher.tpu.request import Wish, request
 from launcher.tpu.vm import NAMESPACE, STATE, lease_owner
+from recipes.elastic import with_slices
 from recipes.options import choices
 from recipes.schema import Recipe
 
-FAILED = "failed:"
 MAX_ASKED = 16
 """Slices whose hosts are asked what they do."""
 
@@ -64,7 +64,7 @@ class TpuPlace:
 
     def create(self, option: Option, number: int, *, is_probe: bool) -> None:
         """See :class:`launcher.supervise.place.Place`."""
-        path, body = launched_recipe(effective(self._recipe, option.num_slices))
+        path, body = launched_recipe(with_slices(self._recipe, option.num_slices))
         if not is_probe:
             self._run.storage.replace(path, body)
         asked = request(self._recipe, self._run.url, self._wish(option, number, is_probe=is_probe))
@@ -98,7 +98,7 @@ class TpuPlace:
             with contextlib.suppress(Refusal):
                 found = self._listings.api.guest_attribute(node, f"{NAMESPACE}/{STATE}")
                 said += [_word(f"s{slice_id}-h{host}", text) for host, text in found.items()]
-        return next((text for text in said if text.startswith(FAILED)), said[0] if said else "")
+        return next((text for text in said if text.startswith(GAVE_UP)), said[0] if said else "")
 
     def left_lease(self, provision: Provision) -> str:
         """See :class:`launcher.supervise.place.Place`."""
@@ -151,6 +151,6 @@ class TpuPlace:
 
 def _word(host: str, text: str) -> str:
     """What a host says, with its name."""
-    if text.startswith(FAILED):
-        return f"{FAILED} {host}: {text.removeprefix(FAILED).strip()}"
+    if text.startswith(GAVE_UP):
+        return f"{GAVE_UP} {host}: {text.removeprefix(GAVE_UP).strip()}"
     return f"{host}: {text}"

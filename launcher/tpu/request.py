@@ -53,11 +53,6 @@ class Request:
     """The QueuedResource, with the field names of that version."""
 
 
-def effective(recipe: Recipe, num_slices: int) -> Recipe:
-    """What the hosts run on so many slices."""
-    return with_slices(recipe, num_slices)
-
-
 def request(recipe: Recipe, url: str, wish: Wish) -> Request:
     """The request for one set of machines.
 
@@ -189,7 +184,7 @@ def vm_spec(recipe: Recipe, url: str, wish: Wish) -> VmSpec:
     shape, target = slice_shape(recipe.hardware), recipe.target
     return VmSpec(
         run_dir=url,
-        recipe=launched_recipe(effective(recipe, wish.num_slices))[0],
+        recipe=launched_recipe(with_slices(recipe, wish.num_slices))[0],
         order=wish.order.id,
         provision=wish.number,
         bundle=wish.order.bundle or "",
