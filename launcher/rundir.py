@@ -34,7 +34,8 @@ from recipes.contract import (
 from recipes.errors import UserError
 from recipes.fingerprint import Change, changes, fingerprint
 from recipes.load import recipe_from_dict, recipe_to_dict
-from recipes.schema import Effect, Recipe
+from recipes.schema import Recipe
+from recipes.schema_key import Effect
 
 COMMIT_MARKER = "commit_success.txt"
 """What Orbax writes into a checkpoint last; a step without it does not count."""

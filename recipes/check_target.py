@@ -15,7 +15,8 @@ from recipes import kubernetes_names as names
 from recipes.check_tpu import check_tpu, tpu_launch_problems
 from recipes.errors import Problem
 from recipes.hardware import CPU
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 MAX_ENV_BYTES = 64 * 1024
 """Of all names and values together: a JobSet with them is one object of at most 1.5 MiB in etcd."""

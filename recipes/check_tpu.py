@@ -11,7 +11,8 @@ from recipes.elastic import possible_slices
 from recipes.errors import Problem
 from recipes.hardware import CPU, slice_shape
 from recipes.options import parse_fallback
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 _ID = re.compile(r"[a-z](?:[-a-z0-9]{0,61}[a-z0-9])?")
 _PROJECT = re.compile(r"(?:[a-z][-a-z0-9.]{0,40}:)?[a-z](?:[-a-z0-9]{4,28}[a-z0-9])")

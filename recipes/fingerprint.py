@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipes.load import flatten, keys, recipe_to_dict
-from recipes.schema import Effect, Recipe
+from recipes.schema import Recipe
+from recipes.schema_key import Effect
 
 
 def fingerprint(recipe: Recipe) -> str:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 
 from recipes.errors import Problem, RecipeError
 from recipes.kubernetes_names import looks_secret
-from recipes.schema import Effect, Recipe
+from recipes.schema import Recipe
+from recipes.schema_key import Effect
 
 INT32_MAX = 2**31 - 1
 """Largest whole number of a recipe where no other bound is given: steps and seeds are int32 on devices."""

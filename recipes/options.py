@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from recipes.elastic import possible_slices
-from recipes.schema import Capacity, Recipe
+from recipes.schema import Recipe
+from recipes.schema_target import Capacity
 
 CAPACITIES: Sequence[Capacity] = ("on_demand", "spot", "reserved")
 """Those that queued resources have."""

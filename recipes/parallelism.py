@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from recipes.schema import MeshConfig, MultisliceConfig
 
-AXES = ("data", "fsdp", "context", "expert", "tensor")
+AXES = ("data", "stage", "fsdp", "context", "expert", "tensor")
 """Mesh axes, outermost first."""
 
 BATCH_AXES = ("data", "fsdp", "expert")

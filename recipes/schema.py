@@ -6,34 +6,12 @@ beside them); types, bounds and meanings live here. `recipes/load.py` reads one 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
-Capacity = Literal["on_demand", "spot", "reserved", "flex_start"]
-"""How chips are bought."""
-
-
-class Effect(enum.StrEnum):
-    """What changing a key does to a run that has already begun."""
-
-    EXPERIMENT = "changes the experiment"
-    """Another experiment: refused on an existing run."""
-    SPEED = "safe: same experiment, losses equal up to rounding"
-    OPERATION = "safe: does not touch the numbers"
-
-
-def spec(
-    doc: str,
-    effect: Effect = Effect.EXPERIMENT,
-    *,
-    minimum: float | None = None,
-    maximum: float | None = None,
-    above: float | None = None,
-) -> Mapping[str, Any]:
-    """Metadata of one key: meaning (with its unit), effect and bounds (``above`` is exclusive)."""
-    return {"doc": doc, "effect": effect, "minimum": minimum, "maximum": maximum, "above": above}
+from recipes.schema_key import Effect, spec
+from recipes.schema_target import TargetConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +103,14 @@ class HardwareConfig:
             minimum=0.0,
         ),
     )
+    tuned_flags: bool = field(
+        default=True,
+        metadata=spec("compile with the flags that `muster hardware` lists for the generation", Effect.SPEED),
+    )
+    compiler_flags: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata=spec("further compiler flags, without --; null as a value drops a tuned one", Effect.SPEED),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,8 +129,25 @@ class ModelConfig:
     num_experts_per_token: int = field(
         default=1, metadata=spec("experts that each token is sent to", minimum=1)
     )
+    num_shared_experts: int = field(
+        default=0, metadata=spec("experts that every token is sent to besides", minimum=0)
+    )
+    expert_capacity: float | None = field(
+        default=None,
+        metadata=spec(
+            "places of an expert over its fair share in a sequence, tokens beyond are dropped; null: none is",
+            above=0.0,
+        ),
+    )
     router_loss_weight: float = field(
         default=0.0, metadata=spec("weight of the load-balancing loss", minimum=0.0)
+    )
+    router_z_loss_weight: float = field(
+        default=0.0, metadata=spec("weight of the squared log-sum of the router's logits", minimum=0.0)
+    )
+    router_bias_rate: float = field(
+        default=0.0,
+        metadata=spec("step of the bias that balances experts without a loss; 0: no bias", minimum=0.0),
     )
     rope_theta: float = field(default=500_000.0, metadata=spec("base of the RoPE angles", above=0.0))
     norm_epsilon: float = field(default=1e-5, metadata=spec("added to the mean square in RMSNorm", above=0.0))
@@ -155,16 +158,35 @@ class ModelConfig:
         default=0.0, metadata=spec("dropout after attention and MLP", minimum=0.0, maximum=0.9)
     )
     compute_dtype: Literal["bfloat16", "float32"] = field(
-        default="bfloat16", metadata=spec("dtype of activations and matmuls; weights stay float32")
+        default="bfloat16", metadata=spec("dtype of activations and matmuls")
     )
-    attention: Literal["xla", "xla_chunked"] = field(
+    weight_dtype: Literal["bfloat16", "float32"] = field(
+        default="float32", metadata=spec("dtype that weights are kept and updated in")
+    )
+    quantization: Literal["none", "int8", "fp8"] = field(
+        default="none", metadata=spec("dtype that matmuls of weights are rounded to, forward and backward")
+    )
+    attention: Literal["xla", "xla_chunked", "splash"] = field(
         default="xla",
         metadata=spec(
-            "attention by name: whole score matrix, or by query chunks in less memory", Effect.SPEED
+            "attention by name: whole score matrix, by query chunks in less memory, or the TPU kernel",
+            Effect.SPEED,
         ),
     )
     attention_chunk: int = field(
-        default=512, metadata=spec("query positions of one chunk (xla_chunked)", Effect.SPEED, minimum=1)
+        default=512,
+        metadata=spec(
+            "query positions of one chunk (xla_chunked), largest block of the kernel (splash)",
+            Effect.SPEED,
+            minimum=1,
+        ),
+    )
+    attention_window: int | None = field(
+        default=None,
+        metadata=spec("positions that a token looks back, itself included; null: all", minimum=1),
+    )
+    attention_soft_cap: float | None = field(
+        default=None, metadata=spec("scores s become cap * tanh(s / cap); null: as they are", above=0.0)
     )
 
 
@@ -173,12 +195,42 @@ class MeshConfig:
     """Degrees of parallelism inside a slice, over ICI. One axis may be -1: what is left."""
 
     data: int = field(default=1, metadata=spec("replicas of the weights", Effect.SPEED))
+    stage: int = field(default=1, metadata=spec("pipeline stages: shards of the layers", Effect.SPEED))
     fsdp: int = field(
         default=-1, metadata=spec("shards of weights and optimizer state, and of the batch", Effect.SPEED)
     )
     context: int = field(default=1, metadata=spec("shards of the sequence", Effect.SPEED))
     expert: int = field(default=1, metadata=spec("shards of the experts", Effect.SPEED))
-    tensor: int = field(default=1, metadata=spec("shards of heads and MLP width", Effect.SPEED))
+    tensor: int = field(
+        default=1,
+        metadata=spec("shards of heads and MLP width, and of the sequence between them", Effect.SPEED),
+    )
+    zero1: bool = field(
+        default=False,
+        metadata=spec("optimizer state is divided over the data axis too (ZeRO-1)", Effect.SPEED),
+    )
+    context_exchange: Literal["all_gather", "ring"] = field(
+        default="all_gather",
+        metadata=spec("how keys and values cross the context axis: at once, or shard by shard", Effect.SPEED),
+    )
+    stage_rounds: int = field(
+        default=1,
+        metadata=spec(
+            "times that a batch goes round the stages (circular pipeline)", Effect.SPEED, minimum=1
+        ),
+    )
+    stage_microbatches: int | None = field(
+        default=None,
+        metadata=spec("parts of a batch in the pipeline; null: one a stage", Effect.SPEED, minimum=1),
+    )
+    collective_matmul: bool = field(
+        default=False,
+        metadata=spec("matmuls over the tensor axis exchange shards while they multiply", Effect.SPEED),
+    )
+    sharding_mode: Literal["auto", "explicit"] = field(
+        default="auto",
+        metadata=spec("who divides intermediates: the compiler, or JAX's sharded types", Effect.SPEED),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,6 +255,7 @@ class MultisliceConfig:
         ),
     )
     data: int = field(default=-1, metadata=spec("replicas of the weights across slices", Effect.SPEED))
+    stage: int = field(default=1, metadata=spec("pipeline stages across slices", Effect.SPEED))
     fsdp: int = field(default=1, metadata=spec("shards of the weights across slices", Effect.SPEED))
 
 
@@ -233,6 +286,10 @@ class DataConfig:
     token_dtype: Literal["uint16", "uint32"] = field(
         default="uint16", metadata=spec("integer type in a token file, little-endian")
     )
+    document_separator: int | None = field(
+        default=None,
+        metadata=spec("token that ends a document, which attention does not cross; null: it does", minimum=0),
+    )
     shuffle: bool = field(default=True, metadata=spec("visit records in a seeded order, new each epoch"))
     prefetch_batches: int = field(
         default=4, metadata=spec("batches read ahead on each host", Effect.OPERATION, minimum=1, maximum=1024)
@@ -262,6 +319,12 @@ class OptimizerConfig:
     clip_norm: float | None = field(
         default=1.0, metadata=spec("largest global gradient norm; null for no clipping", above=0.0)
     )
+    first_moment_dtype: Literal["bfloat16", "float32"] = field(
+        default="float32", metadata=spec("dtype that the first moment is kept in")
+    )
+    second_moment_dtype: Literal["bfloat16", "float32"] = field(
+        default="float32", metadata=spec("dtype that the second moment is kept in")
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -286,189 +349,6 @@ class CheckpointConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TargetConfig:
-    """Where the run goes."""
-
-    kind: Literal["local", "gke", "tpu"] = field(
-        metadata=spec("local CPU processes, GKE JobSet, or TPU VMs by queued resources", Effect.OPERATION)
-    )
-    capacity: Capacity = field(
-        default="on_demand", metadata=spec("how the chips are bought", Effect.OPERATION)
-    )
-    reservation: str | None = field(
-        default=None,
-        metadata=spec("name of the reservation that target.capacity=reserved draws on", Effect.OPERATION),
-    )
-    grace_period_s: float = field(
-        default=30.0,
-        metadata=spec(
-            "seconds between the notice and the end of a host", Effect.OPERATION, minimum=5.0, maximum=3600.0
-        ),
-    )
-    max_chips: int = field(
-        default=256,
-        metadata=spec("chips above which launching asks first", Effect.OPERATION, minimum=0),
-    )
-    max_cost: float = field(
-        default=1000.0,
-        metadata=spec("USD per hour above which launching asks first", Effect.OPERATION, minimum=0.0),
-    )
-    cluster: str | None = field(
-        default=None,
-        metadata=spec(
-            "kubeconfig context, or the name of a GKE cluster that one is for; null: the current one",
-            Effect.OPERATION,
-        ),
-    )
-    namespace: str = field(
-        default="default", metadata=spec("Kubernetes namespace of the JobSet", Effect.OPERATION)
-    )
-    image: str | None = field(
-        default=None,
-        metadata=spec("container image by digest: REPOSITORY@sha256:... (docs/image.md)", Effect.OPERATION),
-    )
-    ship_code: bool = field(
-        default=True,
-        metadata=spec("send the working tree to the hosts; false: the image has the code", Effect.OPERATION),
-    )
-    service_account: str | None = field(
-        default=None,
-        metadata=spec(
-            "Kubernetes service account for Workload Identity; on TPU VMs the e-mail address of one of Google"
-            " Cloud's",
-            Effect.OPERATION,
-        ),
-    )
-    queue: str | None = field(
-        default=None, metadata=spec("Kueue LocalQueue; null: without Kueue", Effect.OPERATION)
-    )
-    priority_class: str | None = field(
-        default=None, metadata=spec("Kueue WorkloadPriorityClass", Effect.OPERATION)
-    )
-    placement: Literal["exclusive", "topology", "any"] = field(
-        default="exclusive",
-        metadata=spec(
-            "a node pool for each slice (JobSet), Kueue's topology-aware scheduling, or any fitting nodes",
-            Effect.OPERATION,
-        ),
-    )
-    node_selector: Mapping[str, str] = field(
-        default_factory=dict, metadata=spec("further labels that nodes must have", Effect.OPERATION)
-    )
-    labels: Mapping[str, str] = field(
-        default_factory=dict, metadata=spec("labels for the JobSet and its pods", Effect.OPERATION)
-    )
-    env: Mapping[str, str] = field(
-        default_factory=dict, metadata=spec("environment variables of the hosts", Effect.OPERATION)
-    )
-    secrets: Mapping[str, str] = field(
-        default_factory=dict,
-        metadata=spec("environment variable -> SECRET/KEY in the namespace", Effect.OPERATION),
-    )
-    host_network: bool = field(
-        default=False,
-        metadata=spec(
-            "pods share their node's network: faster DCN on some clusters, but no network policy",
-            Effect.OPERATION,
-        ),
-    )
-    privileged: bool = field(
-        default=False,
-        metadata=spec("pods may do everything on their node: for profilers that need it", Effect.OPERATION),
-    )
-    ttl_s: int = field(
-        default=7 * 86400,
-        metadata=spec("seconds that an ended JobSet stays in the cluster", Effect.OPERATION, minimum=0),
-    )
-    controller: Literal["multi", "pathways"] = field(
-        default="multi",
-        metadata=spec(
-            "multi: JAX on every host; pathways: one JAX process drives all slices through a proxy",
-            Effect.OPERATION,
-        ),
-    )
-    pathways_server_image: str | None = field(
-        default=None,
-        metadata=spec("image by digest of Pathways' resource manager and workers", Effect.OPERATION),
-    )
-    pathways_proxy_image: str | None = field(
-        default=None, metadata=spec("image by digest of Pathways' proxy", Effect.OPERATION)
-    )
-    project: str | None = field(
-        default=None, metadata=spec("Google Cloud project of TPU VMs, by its id", Effect.OPERATION)
-    )
-    zone: str | None = field(default=None, metadata=spec("zone of TPU VMs", Effect.OPERATION))
-    fallbacks: Sequence[str] = field(
-        default=(),
-        metadata=spec(
-            "ZONE/CAPACITY to try in this order while there are no TPU VMs in target.zone", Effect.OPERATION
-        ),
-    )
-    fallback_after_s: float = field(
-        default=900.0,
-        metadata=spec(
-            "seconds without chips before the next of target.fallbacks, or fewer slices, are tried",
-            Effect.OPERATION,
-            minimum=1.0,
-        ),
-    )
-    valid_until_s: float | None = field(
-        default=None,
-        metadata=spec(
-            "seconds after which the service gives up a request for TPU VMs; null: never",
-            Effect.OPERATION,
-            minimum=1.0,
-        ),
-    )
-    min_duration_s: float | None = field(
-        default=None,
-        metadata=spec(
-            "seconds that guaranteed TPU VMs are promised for (on_demand and reserved)",
-            Effect.OPERATION,
-            minimum=1.0,
-        ),
-    )
-    workload_type: Literal["default", "throughput_optimized", "availability_optimized"] = field(
-        default="default",
-        metadata=spec("what Cloud TPU places several slices for (API v2alpha1)", Effect.OPERATION),
-    )
-    runtime_version: str | None = field(
-        default=None,
-        metadata=spec("software of TPU VMs; null: the one for the generation", Effect.OPERATION),
-    )
-    network: str | None = field(
-        default=None, metadata=spec("VPC network of TPU VMs; null: the project's default", Effect.OPERATION)
-    )
-    subnetwork: str | None = field(
-        default=None, metadata=spec("subnetwork of TPU VMs, in their region", Effect.OPERATION)
-    )
-    external_ips: bool = field(
-        default=True,
-        metadata=spec(
-            "TPU VMs have external addresses; false: the network needs Cloud NAT and Private Google Access",
-            Effect.OPERATION,
-        ),
-    )
-    network_tags: Sequence[str] = field(
-        default=(), metadata=spec("tags that firewall rules know TPU VMs by", Effect.OPERATION)
-    )
-    disks: Sequence[str] = field(
-        default=(),
-        metadata=spec("persistent disks of the zone, attached read-only to every TPU VM", Effect.OPERATION),
-    )
-    requirements: Sequence[str] = field(
-        default=("requirements.lock", "k8s/requirements-tpu.lock"),
-        metadata=spec("lock files within the code that TPU VMs install from, with hashes", Effect.OPERATION),
-    )
-    python: str | None = field(
-        default=None,
-        metadata=spec(
-            "interpreter on the TPU VMs that has everything already; null: one is installed", Effect.OPERATION
-        ),
-    )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """The loop: how long, how much at a time, what to report."""
 
@@ -481,11 +361,36 @@ class TrainConfig:
         default=1, metadata=spec("parts that the global batch is computed in", Effect.SPEED, minimum=1)
     )
     seed: int = field(default=0, metadata=spec("of weights, data order and dropout", minimum=0))
-    remat_policy: Literal["none", "minimal", "full"] = field(
+    remat_policy: Literal["none", "minimal", "full", "named"] = field(
         default="full",
         metadata=spec(
-            "what the backward pass recomputes: nothing, all but matmul outputs, everything", Effect.SPEED
+            "what the backward pass recomputes: nothing, all but matmul outputs, everything, or everything"
+            " but remat_save and remat_offload",
+            Effect.SPEED,
         ),
+    )
+    remat_save: Sequence[str] = field(
+        default=(), metadata=spec("tensors of a layer kept on the device (remat_policy=named)", Effect.SPEED)
+    )
+    remat_offload: Sequence[str] = field(
+        default=(),
+        metadata=spec("tensors of a layer kept in the host's memory (remat_policy=named)", Effect.SPEED),
+    )
+    vocab_chunks: int = field(
+        default=1,
+        metadata=spec(
+            "parts of the vocabulary that logits are computed in, one at a time", Effect.SPEED, minimum=1
+        ),
+    )
+    profile_start_step: int | None = field(
+        default=None, metadata=spec("first step of a profiler trace; null: none", Effect.OPERATION, minimum=1)
+    )
+    profile_num_steps: int = field(
+        default=3, metadata=spec("steps of one trace", Effect.OPERATION, minimum=1, maximum=100)
+    )
+    profile_interval_steps: int | None = field(
+        default=None,
+        metadata=spec("steps from one trace to the next; null: a single one", Effect.OPERATION, minimum=1),
     )
     log_interval_steps: int = field(
         default=1, metadata=spec("steps between metric records", Effect.OPERATION, minimum=1)

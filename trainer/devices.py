@@ -54,9 +54,12 @@ def connect(context: HostContext, *, peer_timeout_s: float) -> None:
     )
 
 
-def make_mesh(recipe: Recipe) -> Mesh:
-    """The mesh of the recipe over all devices of the job: DCN degrees outermost on each axis."""
-    devices = jax.devices()
+def make_mesh(recipe: Recipe, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh of the recipe over all devices of the job: DCN degrees outermost on each axis.
+
+    ``devices`` are the job's when None; others are those of a topology to compile for.
+    """
+    devices = jax.devices() if devices is None else devices
     num_slices = recipe.multislice.num_slices
     shape = mesh_shape(recipe.mesh, recipe.multislice, devices_per_slice=len(devices) // num_slices)
     if devices[0].platform == "cpu":

@@ -13,7 +13,7 @@ from launcher.cli import output, runs
 from launcher.cli.arguments import complete_override
 from recipes.errors import UserError
 from recipes.load import free_form_node, keys
-from recipes.schema import Effect
+from recipes.schema_key import Effect
 
 if typing.TYPE_CHECKING:
     from launcher.replay import Replay

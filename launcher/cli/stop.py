@@ -24,7 +24,7 @@ from launcher.storage import StorageError, is_remote
 from launcher.summary import RunState, RunSummary, run_name, summary
 from recipes.contract import ExitCode
 from recipes.errors import UserError
-from recipes.schema import TargetConfig
+from recipes.schema_target import TargetConfig
 
 DEFAULT_TIMEOUT_S = 120.0
 POLL_S = 0.5

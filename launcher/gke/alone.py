@@ -18,7 +18,8 @@ from launcher.gke.submit import is_over
 from launcher.lease import LeaseHeld
 from launcher.rundir import RunDir, launched_recipe, read_recipe
 from recipes.errors import UserError
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 
 def check_alone(

@@ -13,7 +13,8 @@ from launcher.plan import Plan
 from launcher.rundir import launched_recipe
 from recipes.contract import COORDINATOR_PORT, MEGASCALE_PORT, Env, PodEnv
 from recipes.hardware import CPU
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 type Object = dict[str, Any]
 

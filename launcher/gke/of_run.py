@@ -16,7 +16,8 @@ from launcher.gke.submit import is_ours
 from launcher.rundir import RunDir, read_recipe
 from launcher.storage import StorageError, open_storage
 from recipes.errors import UserError
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

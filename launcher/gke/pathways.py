@@ -41,7 +41,8 @@ from launcher.gke.podspec import (
 from launcher.plan import Plan
 from recipes.contract import GANG_PORT, Env
 from recipes.errors import UserError
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 HEAD_JOB, WORKER_JOB = "head", "worker"
 """Short: the label that names the coordinator holds a run name of 40 characters and the head's."""

@@ -15,7 +15,8 @@ from launcher.plan import Plan
 from recipes.contract import COORDINATOR_PORT, GANG_PORT, MEGASCALE_PORT
 from recipes.hardware import CPU
 from recipes.kubernetes_names import FLEX_START, RESERVATION, SPOT
-from recipes.schema import Recipe, TargetConfig
+from recipes.schema import Recipe
+from recipes.schema_target import TargetConfig
 
 COMMAND = ("python", "-P", "-m", "launcher.pod")
 TPU = "google.com/tpu"
