@@ -91,6 +91,34 @@ class StopRequest:
     """The supervisor asked, to go on with other machines: no end of the run."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StacksRequest:
+    """``stacks.json``: somebody wants the stacks of an attempt's trainers."""
+
+    id: str
+    """Lower case letters and digits; names the folder of the answers."""
+    attempt: int
+    hosts: Sequence[str]
+    """Whose; empty: everybody's."""
+    requested_s: float
+    by: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostStacks:
+    """``attempts/NNNN/stacks/REQUEST/<host>.json``: what one trainer was doing."""
+
+    host: str
+    time_s: float
+    phase: str
+    """Empty before its first report."""
+    step: int
+    threads: Sequence[Sequence[str]]
+    """Frames of each thread, the innermost first; the main thread is the last."""
+    problem: str = ""
+    """Why there are no threads."""
+
+
 class Damaged(StorageError):
     """An object is not what Muster writes there."""
 

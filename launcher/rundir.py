@@ -18,7 +18,16 @@ from typing import Any
 import yaml
 
 from launcher import lease, ledger
-from launcher.ledger import AttemptEnd, AttemptStart, Damaged, Heartbeat, HostRecord, StopRequest
+from launcher.ledger import (
+    AttemptEnd,
+    AttemptStart,
+    Damaged,
+    Heartbeat,
+    HostRecord,
+    HostStacks,
+    StacksRequest,
+    StopRequest,
+)
 from launcher.storage_types import Exists, Names, NotFound, Storage, StorageError, Unavailable
 from launcher.supervise.records import Order, Provision
 from launcher.text import one_line
@@ -30,6 +39,7 @@ from recipes.contract import (
     attempt_path,
     heartbeat_path,
     provision_path,
+    stacks_path,
 )
 from recipes.errors import UserError
 from recipes.fingerprint import Change, changes, fingerprint
@@ -237,6 +247,28 @@ class RunDir:
     def clear_stop(self) -> None:
         """For the next launch; call it while holding the lease."""
         self.storage.delete(RunPath.STOP)
+
+    # Stacks
+
+    def request_stacks(self, request: StacksRequest) -> None:
+        """Asks; whoever asked before and has not been heard is not."""
+        self.storage.replace(RunPath.STACKS, ledger.encode(request))
+
+    def stacks_request(self) -> StacksRequest | None:
+        return self._maybe(RunPath.STACKS, StacksRequest)
+
+    def write_stacks(self, attempt: int, request: str, stacks: HostStacks) -> None:
+        self.storage.replace(f"{stacks_path(attempt, request)}/{stacks.host}.json", ledger.encode(stacks))
+
+    def stacks_hosts(self, attempt: int, request: str) -> Sequence[str]:
+        """Whose stacks are there, as objects are named."""
+        return self._host_files(stacks_path(attempt, request))
+
+    def stacks(
+        self, attempt: int, request: str, damaged: Names | None = None, *, only: Iterable[str]
+    ) -> Sequence[HostStacks]:
+        """Of those hosts, as far as they are there."""
+        return self._records(stacks_path(attempt, request), HostStacks, damaged, only)
 
     # Lease
 

@@ -32,7 +32,7 @@ def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[P
       recipe: as read by :func:`recipes.load.recipe_from_dict`.
       origins: where each dotted key came from, for messages.
     """
-    rules = (_check_run, check_target, check_mesh, _check_data, _check_length)
+    rules = (_check_run, check_target, check_mesh, _check_data, _check_length, _check_profile)
     found = [problem for rule in rules for problem in rule(recipe)]
     known = origins or {}
     return [dataclasses.replace(problem, origin=known.get(problem.key, "")) for problem in found]
@@ -169,4 +169,30 @@ def _check_length(recipe: Recipe) -> Iterator[Problem]:
             None,
             "and checkpoint.save_interval_minutes are both null: a crash would lose the whole run",
             "set one of them, for example checkpoint.save_interval_minutes=10",
+        )
+
+
+def _check_profile(recipe: Recipe) -> Iterator[Problem]:
+    train = recipe.train
+    start, count, interval = train.profile_start_step, train.profile_num_steps, train.profile_interval_steps
+    if start is None:
+        if interval is not None:
+            fix = "set train.profile_start_step, the first step of the first trace"
+            yield _problem("train.profile_interval_steps", interval, "is set without a first step", fix)
+        return
+    if start + count - 1 > train.num_steps:
+        yield _problem(
+            "train.profile_start_step",
+            start,
+            f"and train.profile_num_steps={count} end after train.num_steps={train.num_steps}",
+            f"use at most {train.num_steps - count + 1}"
+            if train.num_steps >= count
+            else f"use train.profile_num_steps={train.num_steps} and train.profile_start_step=1",
+        )
+    if interval is not None and interval < count:
+        yield _problem(
+            "train.profile_interval_steps",
+            interval,
+            f"is below train.profile_num_steps={count}: a trace would begin before the last one ends",
+            f"use at least {count}",
         )

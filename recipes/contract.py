@@ -193,11 +193,20 @@ class RunPath(enum.StrEnum):
     QUARANTINE = "quarantine"
     """Checkpoints found damaged: moved here, never deleted."""
     METRICS = "metrics"
+    PROFILES = "profiles"
+    """Profiler traces, as XProf reads them."""
+    STACKS = "stacks.json"
+    """The newest request for the stacks of an attempt's trainers."""
 
 
 def attempt_path(attempt: int) -> str:
     """Directory of one attempt, relative to the run directory."""
     return f"{RunPath.ATTEMPTS}/{attempt:04d}"
+
+
+def stacks_path(attempt: int, request: str) -> str:
+    """Folder of the stacks that hosts brought for one request, relative to the run directory."""
+    return f"{attempt_path(attempt)}/stacks/{request}"
 
 
 def provision_path(number: int) -> str:
@@ -227,6 +236,12 @@ FAILURE_FILE = "failure.json"
 
 METRICS_DIR = "metrics"
 """In the scratch directory of process 0: JSONL and TensorBoard events, shipped to the run's metrics."""
+
+PROFILES_DIR = "profiles"
+"""In the scratch directory: traces as ``attempt-N/step-K``, there once complete; before that hidden."""
+
+STACKS_FILE = "stacks.txt"
+"""In the scratch directory once SIGUSR1 is safe: the trainer appends all its stacks at each one."""
 
 
 class Phase(enum.StrEnum):

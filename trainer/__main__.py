@@ -7,6 +7,7 @@ with all of the recipe's devices.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import logging
 import os
@@ -19,7 +20,7 @@ from typing import NoReturn
 import yaml
 
 from recipes.check import check
-from recipes.contract import METRICS_DIR, RECIPE_HEADER, Env, HostContext
+from recipes.contract import METRICS_DIR, RECIPE_HEADER, STACKS_FILE, Env, HostContext
 from recipes.errors import RecipeError, UserError
 from recipes.load import recipe_from_dict
 from recipes.schema import Recipe
@@ -29,9 +30,9 @@ from trainer.process import die_with_parent, free_address
 
 def main() -> NoReturn:
     faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    arguments = _parse(sys.argv[1:])
     scratch_dir = os.environ.get(Env.SCRATCH_DIR)
+    _write_stacks_on_signal(scratch_dir)
+    arguments = _parse(sys.argv[1:])
     try:
         recipe = read_recipe(arguments.recipe)
         context = _context(recipe, arguments.run_dir)
@@ -39,6 +40,18 @@ def main() -> NoReturn:
         leave(_run(recipe, context))
     except BaseException as error:
         end_process(classify(error), error, scratch_dir)
+
+
+def _write_stacks_on_signal(scratch_dir: str | None) -> None:
+    """SIGUSR1 writes all stacks to stderr; for an agent, to a file that it finds once the signal is safe."""
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    if scratch_dir is None:
+        return
+    hidden = Path(scratch_dir, f".{STACKS_FILE}")
+    with contextlib.suppress(OSError):
+        # The signal's handler keeps it open.
+        faulthandler.register(signal.SIGUSR1, hidden.open("wb", buffering=0), all_threads=True)
+        hidden.rename(hidden.with_name(STACKS_FILE))
 
 
 def read_recipe(path: Path) -> Recipe:

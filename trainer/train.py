@@ -23,6 +23,7 @@ from trainer.devices import configure_platform, connect, make_mesh
 from trainer.feed import Feed
 from trainer.lockstep import Lockstep
 from trainer.metrics import Reporter
+from trainer.profiling import Profiler
 from trainer.program import Params, build_program
 
 
@@ -47,6 +48,7 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
         Lockstep("eval_step", program.eval_step, peers),
     )
     feed = Feed(program.batch)
+    profiler = Profiler(recipe.train, context)
     checkpoints = Checkpoints(
         context.run_dir,
         recipe.checkpoint,
@@ -64,7 +66,10 @@ def train(recipe: Recipe, context: HostContext, reporter: Reporter) -> ExitCode:
         reporter.resumed(start, checkpoints.committed_step)
         with contextlib.closing(data.train_batches(start, feed.rows)) as batches:
             for done in range(start + 1, num_steps + 1):
-                state, metrics = program.train_step(state, feed.place(next(batches)))
+                profiler.before_step(done, state)
+                with jax.profiler.StepTraceAnnotation("train", step_num=done):
+                    state, metrics = program.train_step(state, feed.place(next(batches)))
+                profiler.after_step(done, state)
                 reporter.record(done, metrics)
                 if _evaluation_is_due(recipe, done):
                     reporter.flush()

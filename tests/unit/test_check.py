@@ -85,6 +85,8 @@ def _problems(base: Mapping[str, Any], changes: Mapping[str, Any]) -> list[Probl
         (LOCAL, {"model.attention": "xla", "model.attention_chunk": 100}),
         (LOCAL, {"model.attention": "xla_chunked"}),
         (LOCAL, {"optimizer.warmup_steps": 99}),
+        (LOCAL, {"train.profile_start_step": 98}),
+        (LOCAL, {"train.profile_start_step": 1, "train.profile_interval_steps": 3}),
         (LOCAL, {"checkpoint.save_interval_minutes": None, "checkpoint.save_interval_steps": 1}),
     ],
 )
@@ -196,6 +198,21 @@ BAD = [
     # length
     (LOCAL, {"optimizer.warmup_steps": 100}, "optimizer.warmup_steps", "use at most 99, for example 10"),
     (LOCAL, {"checkpoint.save_interval_minutes": None}, "checkpoint.save_interval_steps", "set one"),
+    # profiles
+    (LOCAL, {"train.profile_start_step": 99}, "train.profile_start_step", "use at most 98"),
+    (
+        LOCAL,
+        {"train.profile_start_step": 1, "train.profile_num_steps": 10, "train.num_steps": 5},
+        "train.profile_start_step",
+        "train.profile_num_steps=5",
+    ),
+    (LOCAL, {"train.profile_interval_steps": 10}, "train.profile_interval_steps", "profile_start_step"),
+    (
+        LOCAL,
+        {"train.profile_start_step": 1, "train.profile_interval_steps": 2},
+        "train.profile_interval_steps",
+        "use at least 3",
+    ),
 ]
 
 
