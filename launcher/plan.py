@@ -20,7 +20,7 @@ from recipes.hardware import CPU, Generation, SliceShape, generation, slice_shap
 from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
 from recipes.options import Choice, choices
 from recipes.parallelism import MeshShape, mesh_shape
-from recipes.parameters import STATE_BYTES, count_active_parameters, count_parameters, parameters_per_device
+from recipes.parameters import count_active_parameters, count_parameters, state_bytes, state_bytes_per_device
 from recipes.schema import Recipe
 
 _GKE_SPOT_NOTICE_S = 15
@@ -71,7 +71,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelPlan:
-    """Parameters, exactly; bytes by arithmetic: float32 weights and two moments, no activations."""
+    """Parameters, exactly; bytes by arithmetic: weights and two moments, no activations."""
 
     num_parameters: int
     num_active_parameters: int
@@ -220,12 +220,11 @@ def _batch(recipe: Recipe, mesh: MeshShape, hardware: HardwarePlan) -> BatchPlan
 
 
 def _model(recipe: Recipe, mesh: MeshShape) -> ModelPlan:
-    num_parameters = count_parameters(recipe.model)
     return ModelPlan(
-        num_parameters=num_parameters,
+        num_parameters=count_parameters(recipe.model),
         num_active_parameters=count_active_parameters(recipe.model),
-        state_bytes=num_parameters * STATE_BYTES,
-        state_bytes_per_device=parameters_per_device(recipe.model, mesh) * STATE_BYTES,
+        state_bytes=state_bytes(recipe),
+        state_bytes_per_device=state_bytes_per_device(recipe, mesh),
     )
 
 
@@ -245,7 +244,7 @@ def _environment(recipe: Recipe, hardware: HardwarePlan) -> Mapping[str, str]:
 
 def _checkpoint(recipe: Recipe) -> CheckpointPlan:
     saving = recipe.checkpoint
-    checkpoint_bytes = count_parameters(recipe.model) * STATE_BYTES
+    checkpoint_bytes = state_bytes(recipe)
     return CheckpointPlan(
         save_interval_steps=saving.save_interval_steps,
         save_interval_minutes=saving.save_interval_minutes,
@@ -378,7 +377,7 @@ def _training_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{model.num_parameters:,}{of_experts}"
     hbm = plan.hardware.hbm_bytes_per_device
     available = f" of {_size(hbm)} HBM" if hbm else ""
-    yield "state", f"{_size(model.state_bytes_per_device)} a device{available} (float32 weights, 2 moments)"
+    yield "state", f"{_size(model.state_bytes_per_device)} a device{available} (weights, 2 moments)"
     intervals = [
         f"{saving.save_interval_steps} steps" if saving.save_interval_steps else "",
         f"{saving.save_interval_minutes:g} minutes" if saving.save_interval_minutes else "",

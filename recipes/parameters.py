@@ -1,32 +1,43 @@
-"""Exact parameter counts of the decoder families, and how many of them one device holds. Pure.
+"""Exact parameter counts of the decoder families, and the bytes of state that they make. Pure.
 
-The same matrices as in `trainer/models`; a test there compares the two.
+The same matrices as in `trainer/models`; `tests/unit/test_plan_parameters.py` compares the two.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from recipes.parallelism import MeshShape
-from recipes.schema import ModelConfig
+from recipes.schema import ModelConfig, Recipe
 
-WEIGHT_BYTES = 4
-"""float32."""
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
-STATE_BYTES = 3 * WEIGHT_BYTES
-"""Weight and the two moments of AdamW, of one parameter."""
+
+class Use(enum.Enum):
+    """What a token does with a parameter."""
+
+    MATMUL = enum.auto()
+    LOOKUP = enum.auto()
+    SCALE = enum.auto()
+    BIAS = enum.auto()
+    """Balances the experts, in float32; no gradient, so no moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterGroup:
-    """Matrices of one kind, over all layers."""
+    """Parameters of one kind, over all layers."""
 
     name: str
     count: int
+    active: int
+    """Those that one token meets: of the experts only the ones it is sent to."""
     axes: tuple[str, ...]
-    """Mesh axes that each matrix is divided over."""
+    """Mesh axes that each is divided over."""
+    use: Use = Use.MATMUL
 
 
 def parameter_groups(model: ModelConfig) -> Sequence[ParameterGroup]:
@@ -40,37 +51,82 @@ def count_parameters(model: ModelConfig) -> int:
 
 
 def count_active_parameters(model: ModelConfig) -> int:
-    """Parameters that one token meets: of the experts only those it is sent to."""
-    idle = model.num_experts - model.num_experts_per_token
-    return count_parameters(model) - model.num_layers * idle * _mlp_count(model)
+    """Parameters that one token meets."""
+    return sum(group.active for group in parameter_groups(model))
 
 
-def parameters_per_device(model: ModelConfig, mesh: MeshShape) -> int:
-    """Parameters that one device holds between steps."""
-    return sum(
-        group.count // math.prod(mesh.total[axis] for axis in group.axes) for group in parameter_groups(model)
-    )
+def count_matmul_parameters(model: ModelConfig) -> int:
+    """Parameters that one token is multiplied with as a matrix."""
+    return sum(group.active for group in parameter_groups(model) if group.use is Use.MATMUL)
+
+
+def state_bytes(recipe: Recipe) -> int:
+    """Weights and the optimizer's moments: what a checkpoint holds."""
+    return sum(group.count * sum(_bytes(recipe, group)) for group in parameter_groups(recipe.model))
+
+
+def state_bytes_per_device(recipe: Recipe, mesh: MeshShape) -> int:
+    """What one device holds of them between steps."""
+    total = 0
+    for group in parameter_groups(recipe.model):
+        weight_bytes, moment_bytes = _bytes(recipe, group)
+        shards = math.prod(mesh.total[axis] for axis in group.axes)
+        replicas = mesh.total["data"] if recipe.mesh.zero1 and "fsdp" in group.axes else 1
+        total += group.count // shards * weight_bytes + group.count // (shards * replicas) * moment_bytes
+    return total
+
+
+def _bytes(recipe: Recipe, group: ParameterGroup) -> tuple[int, int]:
+    """Of one parameter: its weight, and its moments."""
+    if group.use is Use.BIAS:
+        return DTYPE_BYTES["float32"], 0
+    first, second = recipe.optimizer.first_moment_dtype, recipe.optimizer.second_moment_dtype
+    return DTYPE_BYTES[recipe.model.weight_dtype], DTYPE_BYTES[first] + DTYPE_BYTES[second]
 
 
 def _groups(model: ModelConfig) -> Iterator[ParameterGroup]:
-    layers, width = model.num_layers, model.embed_dim
-    heads_width = model.num_heads * model.head_dim
-    kv_width = model.num_kv_heads * model.head_dim
-    table = model.vocab_size * width
-    yield ParameterGroup(name="embedding", count=table, axes=("fsdp", "tensor"))
-    attention = 2 * width * (heads_width + kv_width)
-    yield ParameterGroup(name="attention", count=layers * attention, axes=("fsdp", "tensor"))
-    if model.num_experts > 1:
-        mlp = model.num_experts * _mlp_count(model)
-        yield ParameterGroup(name="experts", count=layers * mlp, axes=("expert", "fsdp", "tensor"))
-        yield ParameterGroup(name="router", count=layers * width * model.num_experts, axes=("fsdp",))
-    else:
-        yield ParameterGroup(name="mlp", count=layers * _mlp_count(model), axes=("fsdp", "tensor"))
-    yield ParameterGroup(name="norms", count=(2 * layers + 1) * width, axes=())
+    width, table = model.embed_dim, model.vocab_size * model.embed_dim
+    looked_up = Use.MATMUL if model.tie_embeddings else Use.LOOKUP
+    yield _group("embedding", table, ("fsdp", "tensor"), use=looked_up)
+    for group in (*_attention_groups(model), *_mlp_groups(model)):
+        yield dataclasses.replace(
+            group,
+            count=model.num_layers * group.count,
+            active=model.num_layers * group.active,
+            axes=("stage", *group.axes),
+        )
+    yield _group("final norm", width, (), use=Use.SCALE)
     if not model.tie_embeddings:
-        yield ParameterGroup(name="output", count=table, axes=("fsdp", "tensor"))
+        yield _group("output", table, ("fsdp", "tensor"))
 
 
-def _mlp_count(model: ModelConfig) -> int:
-    """Gate, up and down of one MLP or expert."""
-    return 3 * model.embed_dim * model.mlp_dim
+def _attention_groups(model: ModelConfig) -> Iterator[ParameterGroup]:
+    """Of one layer; both its norms are among them."""
+    heads = 2 * (model.num_heads + model.num_kv_heads)
+    yield _group("attention", model.embed_dim * heads * model.head_dim, ("fsdp", "tensor"))
+    yield _group("norms", 2 * model.embed_dim, (), use=Use.SCALE)
+
+
+def _mlp_groups(model: ModelConfig) -> Iterator[ParameterGroup]:
+    """Of one layer."""
+    num_matrices = {"swiglu": 3, "relu": 2}[model.mlp_activation]
+    mlp = num_matrices * model.embed_dim * model.mlp_dim
+    if model.num_experts == 1:
+        yield _group("mlp", mlp, ("fsdp", "tensor"))
+        return
+    yield ParameterGroup(
+        name="experts",
+        count=model.num_experts * mlp,
+        active=model.num_experts_per_token * mlp,
+        axes=("expert", "fsdp", "tensor"),
+    )
+    if model.num_shared_experts:
+        yield _group("shared experts", model.num_shared_experts * mlp, ("fsdp", "tensor"))
+    yield _group("router", model.embed_dim * model.num_experts, ("fsdp",))
+    if model.router_bias_rate > 0:
+        yield _group("router bias", model.num_experts, (), use=Use.BIAS)
+
+
+def _group(name: str, count: int, axes: tuple[str, ...], *, use: Use = Use.MATMUL) -> ParameterGroup:
+    """Parameters that every token meets."""
+    return ParameterGroup(name=name, count=count, active=count, axes=axes, use=use)

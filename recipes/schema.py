@@ -121,7 +121,10 @@ class ModelConfig:
     vocab_size: int = field(metadata=spec("entries of the embedding table", minimum=2, maximum=2**24))
     num_layers: int = field(metadata=spec("decoder blocks", minimum=1))
     embed_dim: int = field(metadata=spec("width of the residual stream", minimum=1))
-    mlp_dim: int = field(metadata=spec("hidden width of the SwiGLU MLP (of one expert)", minimum=1))
+    mlp_dim: int = field(metadata=spec("hidden width of the MLP (of one expert)", minimum=1))
+    mlp_activation: Literal["swiglu", "relu"] = field(
+        default="swiglu", metadata=spec("swiglu has a gate beside it, so three matrices; relu has two")
+    )
     num_heads: int = field(metadata=spec("query heads", minimum=1))
     num_kv_heads: int = field(metadata=spec("key and value heads (GQA)", minimum=1))
     head_dim: int = field(metadata=spec("width of one head; even, for RoPE", minimum=2))

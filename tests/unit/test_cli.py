@@ -278,7 +278,7 @@ COMPLETIONS = [
     (["muster", "launch", "qu"], ["quickstart"]),
     (["muster", "launch", "--rec"], ["--recipes"]),
     (["muster", "plan", "--js"], ["--json"]),
-    (["muster", "plan", "quickstart", "model", "=", "llama"], ["llama3-405b", "llama3-70b", "llama3-8b"]),
+    (["muster", "plan", "quickstart", "model", "=", "llama3-"], ["llama3-405b", "llama3-70b", "llama3-8b"]),
     (["muster", "plan", "quickstart", "multislice.n"], ["multislice.num_slices="]),
     (["muster", "plan", "quickstart", "train.s"], ["train.sequence_length=", "train.seed="]),
     (

@@ -73,16 +73,15 @@ def test_every_file_says_what_it_is_for(group: str | None) -> None:
 
 
 NEEDS = {
+    **{
+        f"model={name}": ["model.attention=xla"] for name in recipe_path.names([recipe_path.SHIPPED], "model")
+    },
     "data=token-file": ["data.path=x", "model.vocab_size=128256"],
     "data=text-files": ["data.path=x"],
     "data=array-record": ["data.path=x"],
     "mesh=fsdp-expert8": ["model=mixtral-8x7b", "model.attention=xla", "hardware.topology=1x8"],
     "optimizer=adamw": ["train.num_steps=10000"],
     "optimizer=adamw-large": ["train.num_steps=10000"],
-    "model=mixtral-8x7b": ["model.attention=xla"],
-    "model=llama3-8b": ["model.attention=xla"],
-    "model=llama3-70b": ["model.attention=xla"],
-    "model=llama3-405b": ["model.attention=xla"],
     "mesh=fsdp-tensor4": ["model.num_kv_heads=4"],
     "multislice=four-slices": [],
 }
