@@ -71,9 +71,16 @@ def state_bytes_per_device(recipe: Recipe, mesh: MeshShape) -> int:
     for group in parameter_groups(recipe.model):
         weight_bytes, moment_bytes = _bytes(recipe, group)
         shards = math.prod(mesh.total[axis] for axis in group.axes)
-        replicas = mesh.total["data"] if recipe.mesh.zero1 and "fsdp" in group.axes else 1
-        total += group.count // shards * weight_bytes + group.count // (shards * replicas) * moment_bytes
+        moment_shards = shards * _zero1_degree(recipe, mesh, group)
+        total += group.count // shards * weight_bytes + group.count // moment_shards * moment_bytes
     return total
+
+
+def _zero1_degree(recipe: Recipe, mesh: MeshShape, group: ParameterGroup) -> int:
+    """Parts over data that moments are in: along the width that fsdp divides, where it fits."""
+    replicas = mesh.total["data"]
+    fits = recipe.model.embed_dim % (mesh.total["fsdp"] * replicas) == 0
+    return replicas if recipe.mesh.zero1 and "fsdp" in group.axes and fits else 1
 
 
 def _bytes(recipe: Recipe, group: ParameterGroup) -> tuple[int, int]:
