@@ -6,7 +6,6 @@ The same matrices as in `trainer/models`; `tests/unit/test_plan_parameters.py` c
 from __future__ import annotations
 
 import dataclasses
-import enum
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,16 +14,6 @@ from recipes.parallelism import MeshShape
 from recipes.schema import ModelConfig, Recipe
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
-
-
-class Use(enum.Enum):
-    """What a token does with a parameter."""
-
-    MATMUL = enum.auto()
-    LOOKUP = enum.auto()
-    SCALE = enum.auto()
-    BIAS = enum.auto()
-    """Balances the experts, in float32; no gradient, so no moments."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +26,8 @@ class ParameterGroup:
     """Those that one token meets: of the experts only the ones it is sent to."""
     axes: tuple[str, ...]
     """Mesh axes that each is divided over."""
-    use: Use = Use.MATMUL
+    is_matrix: bool = True
+    """Tokens are multiplied with it; not looked up, scaled or shifted."""
 
 
 def parameter_groups(model: ModelConfig) -> Sequence[ParameterGroup]:
@@ -56,20 +46,20 @@ def count_active_parameters(model: ModelConfig) -> int:
 
 
 def count_matmul_parameters(model: ModelConfig) -> int:
-    """Parameters that one token is multiplied with as a matrix."""
-    return sum(group.active for group in parameter_groups(model) if group.use is Use.MATMUL)
+    """Parameters of the matrices that one token is multiplied with."""
+    return sum(group.active for group in parameter_groups(model) if group.is_matrix)
 
 
 def state_bytes(recipe: Recipe) -> int:
     """Weights and the optimizer's moments: what a checkpoint holds."""
-    return sum(group.count * sum(_bytes(recipe, group)) for group in parameter_groups(recipe.model))
+    return count_parameters(recipe.model) * sum(_bytes(recipe))
 
 
 def state_bytes_per_device(recipe: Recipe, mesh: MeshShape) -> int:
     """What one device holds of them between steps."""
+    weight_bytes, moment_bytes = _bytes(recipe)
     total = 0
     for group in parameter_groups(recipe.model):
-        weight_bytes, moment_bytes = _bytes(recipe, group)
         shards = math.prod(mesh.total[axis] for axis in group.axes)
         moment_shards = shards * _zero1_degree(recipe, mesh, group)
         total += group.count // shards * weight_bytes + group.count // moment_shards * moment_bytes
@@ -83,18 +73,15 @@ def _zero1_degree(recipe: Recipe, mesh: MeshShape, group: ParameterGroup) -> int
     return replicas if recipe.mesh.zero1 and "fsdp" in group.axes and fits else 1
 
 
-def _bytes(recipe: Recipe, group: ParameterGroup) -> tuple[int, int]:
+def _bytes(recipe: Recipe) -> tuple[int, int]:
     """Of one parameter: its weight, and its moments."""
-    if group.use is Use.BIAS:
-        return DTYPE_BYTES["float32"], 0
     first, second = recipe.optimizer.first_moment_dtype, recipe.optimizer.second_moment_dtype
     return DTYPE_BYTES[recipe.model.weight_dtype], DTYPE_BYTES[first] + DTYPE_BYTES[second]
 
 
 def _groups(model: ModelConfig) -> Iterator[ParameterGroup]:
     width, table = model.embed_dim, model.vocab_size * model.embed_dim
-    looked_up = Use.MATMUL if model.tie_embeddings else Use.LOOKUP
-    yield _group("embedding", table, ("fsdp", "tensor"), use=looked_up)
+    yield _group("embedding", table, ("fsdp", "tensor"), is_matrix=model.tie_embeddings)
     for group in (*_attention_groups(model), *_mlp_groups(model)):
         yield dataclasses.replace(
             group,
@@ -102,7 +89,7 @@ def _groups(model: ModelConfig) -> Iterator[ParameterGroup]:
             active=model.num_layers * group.active,
             axes=("stage", *group.axes),
         )
-    yield _group("final norm", width, (), use=Use.SCALE)
+    yield _group("final norm", width, (), is_matrix=False)
     if not model.tie_embeddings:
         yield _group("output", table, ("fsdp", "tensor"))
 
@@ -111,7 +98,7 @@ def _attention_groups(model: ModelConfig) -> Iterator[ParameterGroup]:
     """Of one layer; both its norms are among them."""
     heads = 2 * (model.num_heads + model.num_kv_heads)
     yield _group("attention", model.embed_dim * heads * model.head_dim, ("fsdp", "tensor"))
-    yield _group("norms", 2 * model.embed_dim, (), use=Use.SCALE)
+    yield _group("norms", 2 * model.embed_dim, (), is_matrix=False)
 
 
 def _mlp_groups(model: ModelConfig) -> Iterator[ParameterGroup]:
@@ -131,9 +118,9 @@ def _mlp_groups(model: ModelConfig) -> Iterator[ParameterGroup]:
         yield _group("shared experts", model.num_shared_experts * mlp, ("fsdp", "tensor"))
     yield _group("router", model.embed_dim * model.num_experts, ("fsdp",))
     if model.router_bias_rate > 0:
-        yield _group("router bias", model.num_experts, (), use=Use.BIAS)
+        yield _group("router bias", model.num_experts, (), is_matrix=False)
 
 
-def _group(name: str, count: int, axes: tuple[str, ...], *, use: Use = Use.MATMUL) -> ParameterGroup:
+def _group(name: str, count: int, axes: tuple[str, ...], *, is_matrix: bool = True) -> ParameterGroup:
     """Parameters that every token meets."""
-    return ParameterGroup(name=name, count=count, active=count, axes=axes, use=use)
+    return ParameterGroup(name=name, count=count, active=count, axes=axes, is_matrix=is_matrix)

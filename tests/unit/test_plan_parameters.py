@@ -1,15 +1,23 @@
-"""The plan's parameter counts against the model that the trainer really builds, per matrix and per device."""
+"""Counts and bytes of the plan against those of the model and the state that the trainer builds."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import pytest
 
 from recipes.load import nest, recipe_from_dict
 from recipes.parallelism import mesh_shape
-from recipes.parameters import count_active_parameters, count_parameters, parameters_per_device
-from recipes.schema import ModelConfig, Recipe
+from recipes.parameters import (
+    count_active_parameters,
+    count_parameters,
+    parameter_groups,
+    state_bytes,
+    state_bytes_per_device,
+)
+from recipes.schema import Recipe
 from tests.unit.test_plan import LLAMA3_8B
 
 MIXTRAL_8X7B = {
@@ -18,32 +26,13 @@ MIXTRAL_8X7B = {
     "model.num_experts": 8,
     "model.num_experts_per_token": 2,
 }
+BALANCED = {**MIXTRAL_8X7B, "model.num_shared_experts": 2, "model.router_bias_rate": 0.001}
+HALF = {"model.weight_dtype": "bfloat16", "optimizer.first_moment_dtype": "bfloat16"}
+TWO_SLICES = {"multislice.data": 1, "multislice.fsdp": 2}
 
 
-def _recipe(**changes: object) -> Recipe:
-    dotted = {key.replace("__", "."): value for key, value in changes.items()}
-    return recipe_from_dict(nest({**LLAMA3_8B, **dotted}))
-
-
-@pytest.mark.parametrize(
-    ("changes", "published"),
-    [
-        ({}, 8_030_261_248),
-        (MIXTRAL_8X7B, 46_702_792_704),
-        (
-            {
-                "model.num_layers": 126,
-                "model.embed_dim": 16384,
-                "model.mlp_dim": 53248,
-                "model.num_heads": 128,
-            },
-            405_853_388_800,
-        ),
-    ],
-    ids=["llama3-8b", "mixtral-8x7b", "llama3-405b"],
-)
-def test_the_published_counts_of_known_models(changes: dict[str, object], published: int) -> None:
-    assert count_parameters(_recipe(**changes).model) == published
+def _recipe(**changes: Any) -> Recipe:
+    return recipe_from_dict(nest({**LLAMA3_8B, **changes}))
 
 
 def test_a_token_meets_two_of_eight_experts() -> None:
@@ -52,35 +41,81 @@ def test_a_token_meets_two_of_eight_experts() -> None:
     assert count_active_parameters(model) == count_parameters(model)
 
 
+def test_a_token_meets_all_shared_experts_and_the_whole_bias() -> None:
+    more = 32 * (2 * 3 * 4096 * 14336 + 8)
+    assert count_parameters(_recipe(**BALANCED).model) == 46_702_792_704 + more
+    assert count_active_parameters(_recipe(**BALANCED).model) == 12_879_925_248 + more
+
+
+def test_groups_are_named() -> None:
+    groups = {group.name: group.count for group in parameter_groups(_recipe(**BALANCED).model)}
+    assert groups == {
+        "embedding": 32_000 * 4096,
+        "attention": 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024),
+        "norms": 32 * 2 * 4096,
+        "experts": 32 * 8 * 3 * 4096 * 14336,
+        "shared experts": 32 * 2 * 3 * 4096 * 14336,
+        "router": 32 * 4096 * 8,
+        "router bias": 32 * 8,
+        "final norm": 4096,
+        "output": 32_000 * 4096,
+    }
+
+
 @pytest.mark.parametrize(
-    ("changes", "mesh"),
+    "changes",
     [
-        ({}, {"mesh.tensor": 4}),
-        ({"model.tie_embeddings": True}, {"mesh.tensor": 2, "multislice.data": 1, "multislice.fsdp": 2}),
-        (MIXTRAL_8X7B, {"mesh.expert": 4, "mesh.tensor": 2}),
+        {"mesh.tensor": 4},
+        {"model.tie_embeddings": True, "mesh.tensor": 2, **TWO_SLICES},
+        {**MIXTRAL_8X7B, "mesh.expert": 4, "mesh.tensor": 2},
+        {**BALANCED, **HALF, "mesh.expert": 2},
+        {**HALF, "mesh.data": 4, "mesh.zero1": True},
+        {**MIXTRAL_8X7B, "mesh.data": 2, "mesh.expert": 4, "mesh.zero1": True},
+        # 4096 cannot be divided over 3 replicas besides, so moments stay as their weights
+        {"hardware.topology": "4x4x12", "mesh.data": 3, "mesh.zero1": True, "mesh.tensor": 1},
+        {"mesh.stage": 4, "mesh.tensor": 2},
+        {**BALANCED, "mesh.stage": 2, "multislice.data": 1, "multislice.stage": 2},
     ],
-    ids=["dense", "tied", "experts"],
+    ids=["dense", "tied", "experts", "balanced", "zero1", "experts-zero1", "unfit", "stages", "stages-dcn"],
 )
-def test_counts_are_those_of_the_trainers_model(changes: dict[str, object], mesh: dict[str, int]) -> None:
-    recipe = _recipe(**changes, **mesh)
-    shape = mesh_shape(recipe.mesh, recipe.multislice, devices_per_slice=64)
-    total, per_device = _trainer_counts(recipe.model, dict(shape.total))
-    assert count_parameters(recipe.model) == total
-    assert parameters_per_device(recipe.model, shape) == per_device
+def test_counts_and_bytes_are_those_of_the_trainer(changes: dict[str, Any]) -> None:
+    recipe = _recipe(**changes)
+    num_devices = math.prod(map(int, recipe.hardware.topology.split("x")))
+    shape = mesh_shape(recipe.mesh, recipe.multislice, devices_per_slice=num_devices)
+    count, total_bytes, device_bytes = _trainer_state(recipe, shape.total)
+    assert count_parameters(recipe.model) == count
+    assert state_bytes(recipe) == total_bytes
+    assert state_bytes_per_device(recipe, shape) == device_bytes
 
 
-def _trainer_counts(model: ModelConfig, degrees: dict[str, int]) -> tuple[int, int]:
-    """All parameters, and those of one device by the trainer's own sharding table; nothing is allocated."""
+def _trainer_state(recipe: Recipe, degrees: Mapping[str, int]) -> tuple[int, int, int]:
+    """Parameters, bytes of all state, and of one device, by the trainer's own model, optimizer and table.
+
+    Nothing is allocated.
+    """
+    import jax
+    import jax.numpy as jnp
     from flax import nnx
 
-    from trainer.models.llama import Decoder
-    from trainer.sharding import RULES
+    from trainer.execution import execution_of
+    from trainer.models.decoder import Decoder
+    from trainer.optimizers import make_optimizer
+    from trainer.sharding import named_sharding, zero1_sharding
 
-    decoder = nnx.eval_shape(lambda: Decoder(model, "none", rngs=nnx.Rngs(0)))
-    total = per_device = 0
-    for _, parameter in nnx.to_flat_state(nnx.state(decoder, nnx.Param)):
-        size = math.prod(parameter.get_value().shape)
-        axes = [axis for name in parameter.get_metadata("out_sharding") if name for axis in RULES[name]]
-        total += size
-        per_device += size // math.prod(degrees[axis] for axis in axes)
-    return total, per_device
+    mesh: Any = jax.sharding.AbstractMesh(tuple(degrees.values()), tuple(degrees))
+    decoder = nnx.eval_shape(lambda: Decoder(recipe.model, execution_of(recipe), rngs=nnx.Rngs(0)))
+    optimizer = make_optimizer(recipe.optimizer, recipe.train.num_steps)
+    count = total_bytes = device_bytes = 0
+    for _, variable in nnx.to_flat_state(nnx.state(decoder, nnx.Param)):
+        shape, axes = variable.get_value().shape, variable.get_metadata("out_sharding")
+        weight = jax.ShapeDtypeStruct(shape, jnp.dtype(recipe.model.weight_dtype))
+        of_weight = named_sharding(mesh, axes)
+        of_moment = zero1_sharding(mesh, axes, shape) if recipe.mesh.zero1 else of_weight
+        opt_state = jax.eval_shape(optimizer.init, {"weight": weight})
+        moments = [leaf for leaf in jax.tree.leaves(opt_state) if leaf.shape == shape]
+        assert len(moments) == 2
+        count += math.prod(shape)
+        for leaf, sharding in ((weight, of_weight), *((moment, of_moment) for moment in moments)):
+            total_bytes += math.prod(shape) * leaf.dtype.itemsize
+            device_bytes += math.prod(sharding.shard_shape(shape)) * leaf.dtype.itemsize
+    return count, total_bytes, device_bytes
