@@ -1,6 +1,7 @@
 """Measures Muster on this machine and prints a table: ``python -m benchmarks [step|restart|cli|gke ...]``.
 
 Everything comes from one run on one machine; docs/benchmarks.md says what each figure is.
+``python -m benchmarks compiled`` compiles for TPUs instead (docs/compiled.md).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from benchmarks import compiled
 from benchmarks.command_line import command_line
 from benchmarks.figures import Figure, table
 from benchmarks.gke import submissions
@@ -22,10 +24,15 @@ from benchmarks.restarts import restarts, saves
 from benchmarks.step_time import compare
 
 NUM_DEVICES = (1, 4)
+COMPILED = "compiled"
+"""A command of its own: nothing is timed, and its tables are others."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    options = parse(sys.argv[1:] if argv is None else argv)
+    argv = sys.argv[1:] if argv is None else argv
+    if list(argv[:1]) == [COMPILED]:
+        return compiled.main(argv[1:])
+    options = parse(argv)
     machine = this_machine()
     print(machine.describe(), file=sys.stderr)
     if machine.is_busy:
