@@ -33,7 +33,8 @@ from launcher.hangs import HangWatch
 from launcher.ledger import Heartbeat, HostRecord
 from launcher.orphans import write_processes
 from launcher.rundir import RunDir, read_recipe
-from launcher.shipping import LOG_FILE, Cargo, LatestCargo, Shipper, output_cargo, period_s
+from launcher.shipping import LOG_FILE, Cargo, LatestCargo, Shipper, output_cargo, period_s, profile_cargo
+from launcher.stacks import SHIP_PERIOD_S, STACKS_S, StackDumps
 from launcher.storage import StorageError, open_storage
 from launcher.tee import Tee
 from recipes.contract import (
@@ -53,8 +54,6 @@ from recipes.load import recipe_to_dict
 from recipes.schema import Recipe, RunConfig
 
 TICK_S = 0.1
-STACKS_S = 2.0
-"""How long a hung trainer may take to write its stacks."""
 PIPE_S = 2.0
 """How long the rest of the output may take once the trainer has ended."""
 NOTHING_TO_SAVE = (Phase.STARTING, Phase.CONNECTING, Phase.COMPILING, Phase.RESTORING)
@@ -83,6 +82,7 @@ class Agent:
         self._context, self._run, self._tee, self._parent = context, run, tee, parent
         self._orders = orders
         self._scratch = Path(context.scratch_dir)
+        self._stacks = StackDumps(context, run, signal=lambda: self._signal(signal.SIGUSR1), say=tee.say)
         self._process: subprocess.Popen[bytes] | None = None
         self._stop_s: float | None = None
         """When SIGTERM came (monotonic)."""
@@ -116,8 +116,14 @@ class Agent:
                 # Best effort: the trainer of a noted agent dies with it.
                 self._note_processes()
         period = period_s(self._run.url, self._context.num_processes)
-        shipper = Shipper(self._cargo(), period_s=period, say=self._tee.say)
-        shipper.start()
+        # Each with a thread: what a large trace delays must not be a heartbeat.
+        shippers = [
+            Shipper(self._cargo(), period_s=period, say=self._tee.say),
+            Shipper([self._stacks], period_s=SHIP_PERIOD_S, say=self._tee.say),
+            Shipper([profile_cargo(self._context, self._run)], period_s=period, say=self._tee.say),
+        ]
+        for shipper in shippers:
+            shipper.start()
         try:
             verdict = self._see_through(limits)
         except Exception:
@@ -125,7 +131,7 @@ class Agent:
             verdict = Verdict(exit_code=ExitCode.INFRASTRUCTURE, status=0, reason="the agent itself failed")
         finally:
             self._kill()
-        self._finish(verdict, shipper)
+        self._finish(verdict, shippers)
         return self._record
 
     def _see_through(self, limits: RunConfig) -> Verdict:
@@ -143,6 +149,7 @@ class Agent:
             time.sleep(TICK_S)
         self._kill()
         pump.join(PIPE_S)
+        self._stacks.close(self._progress)
         return classify(
             TrainerEnd(
                 returncode=returncode,
@@ -160,8 +167,10 @@ class Agent:
         now_s = time.monotonic()
         self._check_orders()
         self._read_progress()
+        self._stacks.tick(self._progress)
         if self._hang:
-            if self._hurry or now_s > self._hung_s + STACKS_S:
+            patience_s = STACKS_S if self._stopping() else self._stacks.hang_patience_s
+            if self._hurry or now_s > self._hung_s + patience_s:
                 self._kill()
         elif self._stop_s is not None:
             grace_s = self._context.grace_period_s
@@ -175,7 +184,7 @@ class Agent:
         elif hang := watch.observe(self._progress, now_s):
             self._hang, self._hung_s = hang, now_s
             self._tee.say(f"{hang}; asking for all stacks, then killing the trainer")
-            self._signal(signal.SIGUSR1)
+            self._stacks.hang()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if number == signal.SIGQUIT:
@@ -248,7 +257,7 @@ class Agent:
         host, attempt = self._context.host_name, self._context.attempt
         return ledger.encode(Heartbeat(host=host, attempt=attempt, progress=progress))
 
-    def _finish(self, verdict: Verdict, shipper: Shipper) -> None:
+    def _finish(self, verdict: Verdict, shippers: Sequence[Shipper]) -> None:
         self._read_progress()
         failure = self._failure()
         self._record = dataclasses.replace(
@@ -264,11 +273,11 @@ class Agent:
         self._tee.say(
             f"trainer: {verdict.reason}; exit code {verdict.exit_code:d} ({verdict.exit_code.name.lower()})"
         )
-        timeout_s = FINAL_SHIPPING_S
+        until_s = time.monotonic() + FINAL_SHIPPING_S
         if self._stop_s is not None:
-            timeout_s = max(1.0, self._stop_s + self._context.grace_period_s - time.monotonic() - 0.5)
-        delivered = shipper.finish(timeout_s)
-        if self._parent is not None and delivered:
+            until_s = max(time.monotonic() + 1.0, self._stop_s + self._context.grace_period_s - 0.5)
+        delivered = [shipper.finish(max(0.0, until_s - time.monotonic())) for shipper in shippers]
+        if self._parent is not None and all(delivered):
             shutil.rmtree(self._scratch, ignore_errors=True)
             with contextlib.suppress(OSError):
                 # The launcher removes it too, unless it is gone.

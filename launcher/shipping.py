@@ -5,6 +5,7 @@ Runs in a thread of its own and never stops the training: what the store refuses
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from launcher.rundir import RunDir
 from launcher.storage import Storage, StorageError, is_remote
-from recipes.contract import METRICS_DIR, HostContext, RunPath
+from recipes.contract import METRICS_DIR, PROFILES_DIR, HostContext, RunPath
 
 LOCAL_PERIOD_S = 1.0
 REMOTE_PERIOD_S = 2.0
@@ -95,6 +96,24 @@ class FolderCargo:
         return LogCargo(source, self._store, path)
 
 
+class OnceCargo:
+    """Files below a folder that are complete once they are there: brought, then removed here.
+
+    What is below a hidden name is still being written.
+    """
+
+    def __init__(self, folder: Path, store: Storage, prefix: str) -> None:
+        self._folder, self._store, self._prefix = folder, store, prefix
+
+    def ship(self, *, final: bool) -> None:
+        for parent, folders, files in os.walk(self._folder):
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for source in (Path(parent, name) for name in files if not name.startswith(".")):
+                path = f"{self._prefix}/{source.relative_to(self._folder).as_posix()}"
+                self._store.replace(path, source.read_bytes())
+                source.unlink()
+
+
 class Seldom:
     """Cargo that is brought at most once in ``period_s``, and always at the end."""
 
@@ -119,6 +138,11 @@ def output_cargo(context: HostContext, run: RunDir, *, shipped_bytes: int = 0) -
     if context.process_id:
         return [log]
     return [log, FolderCargo(scratch / METRICS_DIR, run.storage, RunPath.METRICS)]
+
+
+def profile_cargo(context: HostContext, run: RunDir) -> Cargo:
+    """Profiler traces of one host. They may be large."""
+    return OnceCargo(Path(context.scratch_dir) / PROFILES_DIR, run.storage, RunPath.PROFILES)
 
 
 class Shipper:

@@ -26,7 +26,7 @@ from launcher.exits import AttemptOutcome, HostEnd, attempt_outcome, describe_st
 from launcher.ledger import HostRecord
 from launcher.orphans import end_orphans
 from launcher.rundir import RunDir
-from launcher.shipping import output_cargo
+from launcher.shipping import output_cargo, profile_cargo
 from launcher.storage import StorageError
 from recipes.contract import ExitCode, HostContext, cache_dir, host_names
 from recipes.errors import UserError
@@ -275,6 +275,7 @@ class LocalAttempt:
             return
         with contextlib.suppress(StorageError, OSError):
             shipped_bytes = run.storage.log_size(run.log_path(self._attempt, host.context.host_name))
-            for cargo in output_cargo(host.context, run, shipped_bytes=shipped_bytes):
+            output = output_cargo(host.context, run, shipped_bytes=shipped_bytes)
+            for cargo in (*output, profile_cargo(host.context, run)):
                 cargo.ship(final=True)
             shutil.rmtree(scratch)

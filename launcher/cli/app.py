@@ -33,6 +33,7 @@ VERBS = {
     "ls": "List the runs.",
     "status": "Show how a run is doing.",
     "logs": "Show the logs of a run's hosts.",
+    "stacks": "Show where the processes of a run are: the stacks of every host.",
     "stop": "Stop a run cleanly; it can be resumed.",
     "gc": "Clear away what is left of runs in a cluster or a zone, after asking.",
     "completion": "Print the completion script of a shell.",

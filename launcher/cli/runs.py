@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
 import os
+import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -85,6 +87,15 @@ def _suggestion(run: str, names: Sequence[str]) -> str:
         if guess
         else f"`muster ls` lists the runs; {ROOT_VARIABLE} or --root says where"
     )
+
+
+def asker() -> str:
+    """Who asks something of a run: user and machine, as other people will read it."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def number(value: float | None, form: str = ".4g") -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -144,7 +142,7 @@ def _ask(run: RunDir, now: float) -> None:
     asked = run.stop_request()
     # The supervisor's own request, to change machines, ends nothing.
     if asked is None or asked.resumes:
-        run.request_stop(now, f"{_user()}@{socket.gethostname()}")
+        run.request_stop(now, runs.asker())
 
 
 def _where(run: RunDir) -> str:
@@ -179,10 +177,3 @@ def _still_running(run: RunDir, holder: lease.Lease, timeout_s: float) -> UserEr
         hint="the request stays: wait with `muster stop` again, or end that process",
         exit_code=ExitCode.INFRASTRUCTURE,
     )
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):
-        return "somebody"

@@ -1,11 +1,13 @@
 """A small process that obeys the contract without JAX: steps, saves, stops, dies and hangs as it is told.
 
 ``STAND_IN`` (JSON, in the environment) says how: ``step_s``, ``trace`` (a file that every step is written
-to), and ``faults``: ``{"attempt": 1, "host": "s0-h1", "step": 5, "do": ...}``; attempt 0 is every one.
+to), ``profile_step`` (after it there is a profile), and ``faults``: ``{"attempt": 1, "host": "s0-h1",
+"step": 5, "do": ...}``; attempt 0 is every one.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import fcntl
 import json
 import os
@@ -19,7 +21,15 @@ import yaml
 
 from launcher.rundir import COMMIT_MARKER, committed_step
 from launcher.storage import is_remote, open_storage
-from recipes.contract import FAILURE_FILE, METRICS_DIR, PROGRESS_FILE, HostContext, RunPath
+from recipes.contract import (
+    FAILURE_FILE,
+    METRICS_DIR,
+    PROFILES_DIR,
+    PROGRESS_FILE,
+    STACKS_FILE,
+    HostContext,
+    RunPath,
+)
 
 FATAL = "F1130 client.h:86] Terminating process because the JAX distributed service detected fatal errors."
 
@@ -34,6 +44,9 @@ class StandIn:
         self.interval = int(recipe["checkpoint"]["save_interval_steps"])
         self.shared_notice = self.scratch.parent / "notice"
         signal.signal(signal.SIGTERM, self._on_notice)
+        hidden = self.scratch / f".{STACKS_FILE}"
+        faulthandler.register(signal.SIGUSR1, hidden.open("wb", buffering=0), all_threads=True)
+        hidden.rename(self.scratch / STACKS_FILE)
 
     def _on_notice(self, *_: object) -> None:
         self.notice = True
@@ -50,6 +63,8 @@ class StandIn:
             self.progress("training", done)
             if done % self.interval == 0 or done == self.num_steps:
                 self.commit(done)
+            if done == self.script.get("profile_step"):
+                self.profile(done)
             self.fault(done)
             if self.told_to_stop():
                 time.sleep(self.script.get("save_s", 0.0))
@@ -120,6 +135,13 @@ class StandIn:
         self.saved = step
         if self.context.process_id == 0:
             self.store.replace(f"{RunPath.CHECKPOINTS}/{step}/{COMMIT_MARKER}", b"done")
+
+    def profile(self, step: int) -> None:
+        folder = self.scratch / PROFILES_DIR / f"attempt-{self.context.attempt:04d}"
+        files = folder / f".step-{step:08d}" / "plugins/profile/one"
+        files.mkdir(parents=True)
+        (files / f"{self.context.host_name}.xplane.pb").write_bytes(b"x" * 2**20)
+        (folder / f".step-{step:08d}").rename(folder / f"step-{step:08d}")
 
     def trace(self, step: int) -> None:
         if path := self.script.get("trace"):
