@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import compiled
+from benchmarks import compare_maxtext, compiled
 from benchmarks.command_line import command_line
 from benchmarks.figures import Figure, table
 from benchmarks.gke import submissions
@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("warning: others use this machine now; the figures say little", file=sys.stderr)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as work:
-        for part in options.parts or PARTS:
+        for part in options.parts or (part for part in PARTS if part not in BY_NAME_ONLY):
             print(f"measuring: {part}", file=sys.stderr)
             for figure in PARTS[part](options, Path(work)):
                 figures.append(figure)
@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, allow_abbrev=False)
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all by default")
+    parser.add_argument(
+        "parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; by default all but maxtext"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="rounds of each comparison (3)")
     parser.add_argument("--steps", type=int, default=40, help="steady steps of one run (40)")
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
@@ -86,12 +88,24 @@ def _gke(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
     yield from preemptions(num_rounds=options.rounds, work=work)
 
 
+def _maxtext_cpu(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
+    return compare_maxtext.cpu(work, num_rounds=options.rounds)
+
+
+def _maxtext_tpu(options: argparse.Namespace, work: Path) -> Iterable[Figure]:
+    return compare_maxtext.tpu(work)
+
+
 PARTS: Mapping[str, Callable[[argparse.Namespace, Path], Iterable[Figure]]] = {
     "step": _step,
     "restart": _restart,
     "cli": _cli,
     "gke": _gke,
+    "maxtext-cpu": _maxtext_cpu,
+    "maxtext-tpu": _maxtext_tpu,
 }
+BY_NAME_ONLY = {"maxtext-cpu", "maxtext-tpu"}
+"""They install another trainer, and compile for an hour."""
 
 if __name__ == "__main__":
     sys.exit(main())

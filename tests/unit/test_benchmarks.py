@@ -29,7 +29,7 @@ def test_bad_arguments_are_refused(argv: list[str], capsys: pytest.CaptureFixtur
 def test_parts_are_chosen_by_name() -> None:
     assert parse([]).parts == []
     assert parse(["cli", "step", "--json"]).parts == ["cli", "step"]
-    assert list(PARTS) == ["step", "restart", "cli", "gke"]
+    assert list(PARTS) == ["step", "restart", "cli", "gke", "maxtext-cpu", "maxtext-tpu"]
 
 
 def test_a_drift_of_the_machine_cancels_out() -> None:
