@@ -93,7 +93,7 @@ class Instruction:
 
     def attribute(self, name: str) -> str | None:
         """The value of an attribute as printed, or None."""
-        found = re.search(rf"(?:^|, ){re.escape(name)}=", self.attributes)
+        found = re.search(rf"(?:^|, ){re.escape(name)}=", _without_quoted(self.attributes))
         return None if found is None else _value(self.attributes, found.end())
 
 
@@ -174,7 +174,7 @@ def parse_instruction(text: str) -> tuple[bool, Instruction]:
         operands=tuple(_REFERENCE.findall(literal)),
         literal=literal,
         attributes=attributes,
-        called={role: tuple(_names(names)) for role, names in _CALLED.findall(attributes)},
+        called={role: tuple(_names(names)) for role, names in _CALLED.findall(_without_quoted(attributes))},
     )
     return head[1] is not None, instruction
 
@@ -206,8 +206,13 @@ def _computations(lines: Iterable[str]) -> Iterator[tuple[bool, str, Sequence[st
             bodies[-1] += "\n" + line
 
 
+def _without_quoted(text: str) -> str:
+    """Every quoted text, which may hold anything, as as many underscores."""
+    return _QUOTED.sub(lambda found: "_" * len(found[0]), text)
+
+
 def _is_closed(text: str) -> bool:
-    bare = _QUOTED.sub("", text)
+    bare = _without_quoted(text)
     return bare.count("{") == bare.count("}")
 
 
