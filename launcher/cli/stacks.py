@@ -276,7 +276,10 @@ def _document(answers: Answers) -> Mapping[str, object]:
                 "phases": sorted(group.phases),
                 "steps": group.steps,
                 "problem": group.problem or None,
-                "threads": [dataclasses.asdict(thread) for thread in group.threads],
+                "main_thread": group.frames,
+                "other_threads": [
+                    {"hosts": hosts, "frames": frames} for frames, hosts in group.sorted_others().items()
+                ],
             }
             for group in answers.groups
         ],
@@ -307,16 +310,20 @@ def _text(answers: Answers) -> str:
 def _group_lines(group: StackGroup) -> Sequence[str]:
     first, last = min(group.steps), max(group.steps)
     steps = f"step {first}" if first == last else f"steps {first} to {last}"
-    more = len(group.hosts) - SHOWN_HOSTS
-    names = ", ".join(group.hosts[:SHOWN_HOSTS]) + (f" and {more:,} more" if more > 0 else "")
-    lines = [f"{_count(len(group.hosts))} ({', '.join(sorted(group.phases))}, {steps}): {names}"]
+    hosts = f"{_count(len(group.hosts))} ({', '.join(sorted(group.phases))}, {steps})"
+    lines = [f"{hosts}: {_names(group.hosts)}"]
     if group.problem:
-        lines.append(f"  no stacks: {group.problem}")
-    for thread in group.threads:
-        many = f"{thread.count} threads" if thread.count > 1 else "thread"
-        lines.append("  main thread" if thread.is_main else f"  {many}")
-        lines += [f"    {frame}" for frame in thread.frames]
+        return [*lines, f"  no stacks: {group.problem}"]
+    lines += ["  main thread", *(f"    {frame}" for frame in group.frames)]
+    for frames, owners in group.sorted_others().items():
+        of_whom = "" if len(owners) == len(group.hosts) else f" of {_names(owners)}"
+        lines += [f"  other thread{of_whom}", *(f"    {frame}" for frame in frames)]
     return lines
+
+
+def _names(hosts: Sequence[str]) -> str:
+    more = len(hosts) - SHOWN_HOSTS
+    return ", ".join(hosts[:SHOWN_HOSTS]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _count(num_hosts: int) -> str:

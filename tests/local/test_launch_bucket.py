@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from launcher import storage_gcs
+from launcher.cli import main
 from launcher.rundir import RunDir, committed_step
 from launcher.storage import open_storage
 from recipes.contract import Phase
@@ -66,3 +68,22 @@ def test_a_bucket_that_goes_away_does_not_stop_the_training(
     assert code == 0, err
     log = b"".join(launch.run.storage.read_log(launch.run.log_path(1, host)) for host in ("s0-h0", "s1-h0"))
     assert b"trying again" in log
+
+
+def test_stacks_and_profiles_go_through_the_bucket(
+    bucket: tuple[str, Weather], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, weather = bucket
+    env = {**weather.env, "GOOGLE_CLOUD_PROJECT": "muster-test"}
+    script = {"step_s": 0.5, "profile_step": 2}
+    with Launch(tmp_path, script=script, overrides=[f"run.root={root}"], env=env) as launch:
+        launch.run = RunDir(open_storage(f"{root}/quickstart"))
+        launch.wait_for_step(1)
+        code = main(["stacks", f"{root}/quickstart", "--json"])
+        launch.process.send_signal(signal.SIGTERM)
+        assert launch.finish()[0] == 42
+    document = json.loads(capsys.readouterr().out)
+    assert (code, document["missing"]) == (0, {})
+    assert sorted(host for group in document["groups"] for host in group["hosts"]) == ["s0-h0", "s1-h0"]
+    traces = launch.run.storage.list("profiles/attempt-0001/step-00000002/plugins/profile/one")
+    assert [path.rpartition("/")[2] for path in traces] == ["s0-h0.xplane.pb", "s1-h0.xplane.pb"]

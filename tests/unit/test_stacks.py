@@ -273,21 +273,44 @@ def _stacks(host: str, main_frame: str, *others: str, step: int = 7, problem: st
 
 def test_hosts_that_do_the_same_are_one_group_and_the_rarest_come_first() -> None:
     groups = StackGroups()
-    for number in range(12):
-        groups.add(_stacks(f"s0-h{number}", "in wait", *["idle"] * number, "writer", step=number))
+    for number in reversed(range(12)):
+        groups.add(_stacks(f"s0-h{number}", "in wait", *["idle"] * number, step=number))
     groups.add(_stacks("s1-h0", "in read"))
-    groups.add(_stacks("s1-h2", "in wait", "idle", "writer", "strange"))
+    groups.add(_stacks("s1-h2", "in wait", "idle", "writer"))
     groups.add(_stacks("s1-h10", "", problem="no time"))
-    found = groups.sorted()
-    # A pool with no idle worker yet is another picture than one with some; one and eleven are the same.
-    assert [len(group.hosts) for group in found] == [1, 1, 1, 1, 11]
-    assert [group.hosts[0] for group in found] == ["s1-h10", "s0-h0", "s1-h0", "s1-h2", "s0-h1"]
-    assert found[-1].hosts[-1] == "s0-h11"
-    assert [(thread.count, thread.is_main) for thread in found[-1].threads] == [
-        (1, True),
-        (1, False),
-        (1, False),
-    ]
+    groups.add(_stacks("s1-h11", "", problem="no time"))
+    silent, strange, others = groups.sorted()
+    assert (silent.hosts, silent.problem, silent.frames) == (["s1-h10", "s1-h11"], "no time", ())
+    assert (strange.hosts, strange.frames) == (["s1-h0"], ("in read", "in main"))
+    assert others.hosts == [*(f"s0-h{number}" for number in range(12)), "s1-h2"]
+    # How many idle workers a host has says nothing; that it has one that others have not, does.
+    writer, idle = others.sorted_others().items()
+    assert writer == (("writer",), ["s1-h2"])
+    assert (idle[0], len(idle[1])) == (("idle",), 12)
+
+
+def test_a_thread_that_only_some_have_is_shown_with_their_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path)
+    run.next_attempt(1.0, recipe=make_recipe(), hosts=["s0-h0", "s0-h1"])
+    run.write_stacks(1, HANG, _stacks("s0-h0", "in wait", "idle", "writer", step=6))
+    run.write_stacks(1, HANG, _stacks("s0-h1", "in wait", "idle"))
+    assert main(["stacks", run.url, "--attempt", "1"]) == 0
+    assert (
+        capsys.readouterr().out
+        == """tiny, attempt 1: 2 hosts in 1 group
+
+2 hosts (training, steps 6 to 7): s0-h0, s0-h1
+  main thread
+    in wait
+    in main
+  other thread of s0-h0
+    writer
+  other thread
+    idle
+"""
+    )
 
 
 @pytest.fixture
@@ -417,6 +440,7 @@ def test_a_damaged_answer_is_named_and_hostile_text_is_shown_as_text(
     assert main(["stacks", running.url, "--attempt", "1", "--host", "s0-h0", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["groups"][0]["hosts"] == ["s0-h0"]
+    assert document["groups"][0]["main_thread"][1] == "in main"
 
 
 def test_a_run_that_is_not_running(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
