@@ -70,7 +70,8 @@ def make_mesh(recipe: Recipe, devices: Sequence[jax.Device] | None = None) -> Me
         )
     else:
         grid = mesh_utils.create_device_mesh([shape.ici[axis] for axis in AXES], devices)
-    return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    kind = AxisType.Explicit if recipe.mesh.sharding_mode == "explicit" else AxisType.Auto
+    return Mesh(grid, AXES, axis_types=(kind,) * len(AXES))
 
 
 def _cpu_grid(devices: Sequence[jax.Device], shape: MeshShape) -> np.ndarray:

@@ -1,13 +1,18 @@
-"""Optimizers and schedules by name, on Optax."""
+"""Optimizers and schedules by name, on Optax, with their state in the dtypes that the recipe names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 
 from recipes.schema import OptimizerConfig
+from trainer.models.router import BALANCE_NAME
+
+_UNDECAYED = ("scale", BALANCE_NAME)
 
 
 def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Schedule:
@@ -27,10 +32,44 @@ def learning_rate_schedule(config: OptimizerConfig, num_steps: int) -> optax.Sch
 
 
 def make_optimizer(config: OptimizerConfig, num_steps: int) -> optax.GradientTransformation:
-    """Clipping by global norm, then the optimizer that the recipe names."""
+    """Clipping by global norm, then the optimizer that the recipe names; computes in float32."""
     schedule = learning_rate_schedule(config, num_steps)
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
-    return optax.chain(clip, _OPTIMIZERS[config.name](config, schedule))
+    moments = {"mu": jnp.dtype(config.first_moment_dtype), "nu": jnp.dtype(config.second_moment_dtype)}
+    return _kept_as(optax.chain(clip, _OPTIMIZERS[config.name](config, schedule)), moments)
+
+
+def _kept_as(
+    optimizer: optax.GradientTransformation, dtypes: Mapping[str, jnp.dtype[Any]]
+) -> optax.GradientTransformation:
+    """The same update in float32, from state that is kept in ``dtypes`` by the name of its field."""
+
+    def kept(state: optax.OptState) -> optax.OptState:
+        def cast(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+            names = {part.name for part in path if isinstance(part, jax.tree_util.GetAttrKey)}
+            dtype = next((dtypes[name] for name in dtypes if name in names), leaf.dtype)
+            return leaf.astype(dtype)
+
+        return jax.tree_util.tree_map_with_path(cast, state)
+
+    def init(params: optax.Params) -> optax.OptState:
+        return kept(optimizer.init(_in_float32(params)))
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        new_updates, new_state = optimizer.update(
+            _in_float32(updates), _in_float32(state), _in_float32(params)
+        )
+        return new_updates, kept(new_state)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _in_float32(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda leaf: leaf.astype(jnp.float32) if jnp.issubdtype(leaf.dtype, jnp.floating) else leaf, tree
+    )
 
 
 def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -45,10 +84,10 @@ def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientT
 
 
 def _decayed(params: optax.Params) -> optax.Params:
-    """True for matrices; norms (named scale_*) are not decayed, stacked or not."""
+    """True for matrices; norms (named scale_*) and router biases are not decayed, stacked or not."""
 
     def is_matrix(path: tuple[jax.tree_util.DictKey, ...], _: jax.Array) -> bool:
-        return not str(path[-1].key).startswith("scale")
+        return not str(path[-1].key).startswith(_UNDECAYED)
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 

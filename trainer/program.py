@@ -1,6 +1,6 @@
 """What runs on the devices: the train state, its shardings, and the compiled init, train and eval steps.
 
-Legend: a accumulation part, b sequence of one part, t position, v vocabulary.
+Legend: a accumulation part, b sequence of one part, t position, l layer, e expert.
 """
 
 from __future__ import annotations
@@ -17,14 +17,36 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from recipes.schema import Recipe
-from trainer.models.llama import Decoder
+from trainer.attention import Places, balanced_order, documents, to_balanced
+from trainer.execution import execution_of
+from trainer.loss import cross_entropy
+from trainer.models.decoder import Decoder
+from trainer.models.router import BALANCE_NAME, balanced, router_loss
 from trainer.optimizers import learning_rate_schedule, make_optimizer
-from trainer.sharding import named_sharding
+from trainer.sharding import (
+    axis_size,
+    check_shape,
+    constrain,
+    divided,
+    named_sharding,
+    zero1_sharding,
+)
 
 Params = dict[str, Any]
 Metrics = Mapping[str, jax.Array]
-Loss = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, jax.Array]]
-Gradient = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[Params, jax.Array]]
+
+
+class Outcome(NamedTuple):
+    """What a pass over part of a batch found, besides its gradient."""
+
+    cross_entropy: jax.Array
+    """Mean over the tokens, in nats."""
+    load_le: jax.Array
+    """Share of the routed tokens by layer and expert; one column of zeros without experts."""
+
+
+Loss = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[jax.Array, Outcome]]
+Gradient = Callable[[Params, jax.Array, jax.Array, jax.Array | None], tuple[Params, Outcome]]
 
 
 class TrainState(NamedTuple):
@@ -33,7 +55,7 @@ class TrainState(NamedTuple):
     step: jax.Array
     """int32 scalar: optimizer steps completed."""
     params: Params
-    """Nested dict of float32 weights."""
+    """Nested dict of weights, in ``model.weight_dtype``."""
     opt_state: optax.OptState
 
 
@@ -62,21 +84,21 @@ class Program:
 
 def build_program(recipe: Recipe, mesh: Mesh) -> Program:
     """Lowers and compiles the train step; init and eval compile at their first use."""
-    abstract_params, graphdef = _abstract_model(recipe, mesh)
+    model = _abstract_model(recipe, mesh)
     optimizer = make_optimizer(recipe.optimizer, recipe.train.num_steps)
-    state = _abstract_state(abstract_params, optimizer, mesh)
+    state = _abstract_state(model, optimizer, mesh)
     batch = abstract_batch(recipe, mesh)
     replicated = NamedSharding(mesh, PartitionSpec())
     shardings = jax.tree.map(lambda leaf: leaf.sharding, state)
 
-    loss = functools.partial(_loss, recipe, graphdef)
+    loss = functools.partial(_loss, recipe, model.graphdef)
     init = jax.jit(
         functools.partial(_init, recipe, optimizer),
         out_shardings=shardings,
         compiler_options=_run_once_options(mesh),
     )
     train_step = jax.jit(
-        functools.partial(_train_step, recipe, optimizer, loss),
+        functools.partial(_train_step, recipe, optimizer, loss, shardings, model.moments),
         donate_argnums=0,
         out_shardings=(shardings, replicated),
     )
@@ -112,38 +134,66 @@ def _abstract(shape: tuple[int, ...], dtype: jax.typing.DTypeLike, sharding: Nam
 
 
 def _new_model(recipe: Recipe, seed: jax.Array | int) -> Decoder:
-    return Decoder(recipe.model, recipe.train.remat_policy, rngs=nnx.Rngs(params=jax.random.key(seed)))
+    return Decoder(recipe.model, execution_of(recipe), rngs=nnx.Rngs(params=jax.random.key(seed)))
 
 
-def _abstract_model(recipe: Recipe, mesh: Mesh) -> tuple[Params, nnx.GraphDef[Decoder]]:
-    """Nested dict of ShapeDtypeStructs with shardings, and the model without its weights."""
+class _Abstract(NamedTuple):
+    """The model without its weights, and how they are divided; nested dicts alike."""
+
+    params: Params
+    """jax.ShapeDtypeStructs with shardings."""
+    moments: Params
+    """NamedShardings of the optimizer's moments."""
+    graphdef: nnx.GraphDef[Decoder]
+
+
+def _abstract_model(recipe: Recipe, mesh: Mesh) -> _Abstract:
+    """Raises ShardingError for a weight that the mesh does not divide, before anything is compiled."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: _new_model(recipe, 0)))
 
-    def sharded(variable: nnx.Variable[Any]) -> jax.Array:
-        sharding = named_sharding(mesh, variable.get_metadata("out_sharding"))
-        return _abstract(variable.shape, variable.dtype, sharding)
+    def weight(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> jax.Array:
+        name, axes = ".".join(str(part.key) for part in path), variable.get_metadata("out_sharding")
+        check_shape(name, variable.shape, axes, mesh.shape)
+        return _abstract(variable.shape, _kept_dtype(recipe, path), named_sharding(mesh, axes))
+
+    def moment(variable: nnx.Variable[Any]) -> NamedSharding:
+        axes = variable.get_metadata("out_sharding")
+        if recipe.mesh.zero1:
+            return zero1_sharding(mesh, axes, variable.shape)
+        return named_sharding(mesh, axes)
 
     is_variable = lambda leaf: isinstance(leaf, nnx.Variable)  # noqa: E731
-    params = nnx.to_pure_dict(jax.tree.map(sharded, state, is_leaf=is_variable))
-    return params, graphdef
+    params = jax.tree_util.tree_map_with_path(weight, state, is_leaf=is_variable)
+    moments = jax.tree.map(moment, state, is_leaf=is_variable)
+    return _Abstract(nnx.to_pure_dict(params), nnx.to_pure_dict(moments), graphdef)
 
 
-def _abstract_state(params: Params, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
-    """Optimizer moments are divided as their weights; counters are whole on every device."""
+def _abstract_state(model: _Abstract, optimizer: optax.GradientTransformation, mesh: Mesh) -> TrainState:
+    """Moments are divided as the table says for them; counters are whole on every device."""
     replicated = NamedSharding(mesh, PartitionSpec())
-    opt_state = optax.tree_utils.tree_map_params(
-        optimizer,
-        lambda leaf, weight: _abstract(leaf.shape, leaf.dtype, weight.sharding),
-        jax.eval_shape(optimizer.init, params),
-        params,
-        transform_non_params=lambda leaf: _abstract(leaf.shape, leaf.dtype, replicated),
-    )
-    return TrainState(_abstract((), jnp.int32, replicated), params, opt_state)
+    flat, _ = jax.tree_util.tree_flatten_with_path(model.moments)
+    by_path = {tuple(part.key for part in path): sharding for path, sharding in flat}
+
+    def abstract(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        # A moment has its weight's path, below the fields of the optimizer's state.
+        keys = tuple(part.key for part in path if isinstance(part, jax.tree_util.DictKey))
+        return _abstract(leaf.shape, leaf.dtype, by_path.get(keys, replicated))
+
+    opt_state = jax.tree_util.tree_map_with_path(abstract, jax.eval_shape(optimizer.init, model.params))
+    return TrainState(_abstract((), jnp.int32, replicated), model.params, opt_state)
 
 
 def _init(recipe: Recipe, optimizer: optax.GradientTransformation, seed: jax.Array) -> TrainState:
     params = nnx.to_pure_dict(nnx.state(_new_model(recipe, seed)))
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, leaf: leaf.astype(_kept_dtype(recipe, path)), params
+    )
     return TrainState(jnp.int32(0), params, optimizer.init(params))
+
+
+def _kept_dtype(recipe: Recipe, path: tuple[Any, ...]) -> jnp.dtype[Any]:
+    """Of a weight; a router's bias moves in steps too small for bfloat16."""
+    return jnp.dtype("float32" if path[-1].key == BALANCE_NAME else recipe.model.weight_dtype)
 
 
 def _loss(
@@ -153,40 +203,62 @@ def _loss(
     tokens_bt: jax.Array,
     targets_bt: jax.Array,
     dropout_key: jax.Array | None,
-) -> tuple[jax.Array, jax.Array]:
-    """Loss to minimise (with the router's share) and mean cross-entropy in nats per token."""
-    model: Decoder = nnx.merge(graphdef, _as_state(params))
-    logits_btv, router_loss = model(tokens_bt, dropout_key)
-    cross_entropy = jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits_btv, targets_bt))
-    return cross_entropy + recipe.model.router_loss_weight * router_loss, cross_entropy
+) -> tuple[jax.Array, Outcome]:
+    """Loss to minimise (with the router's share), and what is reported of it."""
+    model: Decoder = nnx.merge(graphdef, nnx.State(jax.tree.map(nnx.Param, params)))
+    separator = recipe.data.document_separator
+    segments_bt = None if separator is None else _placed(documents(tokens_bt, separator))
+    order_t = balanced_order(tokens_bt.shape[1], axis_size("context"))
+    places = Places(constrain(jnp.asarray(order_t), ("sequence",), "positions"), segments_bt)
+    hidden_btd, stats_l = model(_placed(tokens_bt), places, dropout_key)
+    mean = cross_entropy(hidden_btd, model.table_dv, _placed(targets_bt), recipe.train.vocab_chunks)
+    total = mean if recipe.model.num_experts == 1 else mean + router_loss(recipe.model, stats_l)
+    return total, Outcome(mean, stats_l.load_e)
 
 
-def _as_state(params: Params) -> nnx.State[Any, Any]:
-    return nnx.State(jax.tree.map(nnx.Param, params))
+def _placed(tokens_bt: jax.Array) -> jax.Array:
+    """Tokens in the order that the context axis holds them in."""
+    whole_bt = constrain(tokens_bt, ("batch", None), "tokens")
+    return constrain(to_balanced(whole_bt, 1, axis_size("context")), ("batch", "sequence"), "tokens")
 
 
 def _train_step(
     recipe: Recipe,
     optimizer: optax.GradientTransformation,
     loss: Loss,
+    shardings: TrainState,
+    moments: Params,
     state: TrainState,
     batch: Batch,
 ) -> tuple[TrainState, Metrics]:
-    grads, cross_entropy = _gradients(recipe, loss, state, batch)
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    grads, outcome = _gradients(recipe, loss, state, batch)
+    # Under ZeRO-1 the update is computed where the moments are, on a part of each weight.
+    grads, old = divided(grads, moments), divided(state.params, moments)
+    updates, opt_state = optimizer.update(grads, state.opt_state, old)
+    params = divided(optax.apply_updates(old, updates), shardings.params)
     metrics = {
-        "train/loss": cross_entropy,
-        "train/grad_norm": optax.tree.norm(grads),
+        "train/loss": outcome.cross_entropy,
+        "train/grad_norm": optax.tree.norm(jax.tree.map(lambda leaf: leaf.astype(jnp.float32), grads)),
         "train/learning_rate": jnp.float32(
             learning_rate_schedule(recipe.optimizer, recipe.train.num_steps)(state.step)
         ),
     }
+    if recipe.model.num_experts > 1:
+        metrics["train/expert_load_max"] = jnp.max(outcome.load_le) * recipe.model.num_experts
+    if recipe.model.router_bias_rate > 0:
+        params = _with_balance(params, outcome.load_le, recipe.model.router_bias_rate)
     return TrainState(state.step + 1, params, opt_state), metrics
 
 
-def _gradients(recipe: Recipe, loss: Loss, state: TrainState, batch: Batch) -> tuple[Params, jax.Array]:
-    """Mean gradient and mean cross-entropy over the accumulation parts."""
+def _with_balance(params: Params, load_le: jax.Array, rate: float) -> Params:
+    def moved(path: tuple[jax.tree_util.DictKey, ...], leaf: jax.Array) -> jax.Array:
+        return balanced(leaf, load_le, rate) if path[-1].key == BALANCE_NAME else leaf
+
+    return cast(Params, jax.tree_util.tree_map_with_path(moved, params))
+
+
+def _gradients(recipe: Recipe, loss: Loss, state: TrainState, batch: Batch) -> tuple[Params, Outcome]:
+    """Mean gradient and mean outcome over the accumulation parts."""
     parts = recipe.train.grad_accum_steps
     grad: Gradient = jax.grad(loss, has_aux=True)
 
@@ -199,17 +271,22 @@ def _gradients(recipe: Recipe, loss: Loss, state: TrainState, batch: Batch) -> t
     if parts == 1:
         return grad(state.params, batch.tokens_abt[0], batch.targets_abt[0], key(0))
 
-    def add(carry: tuple[Params, jax.Array], part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
+    def add(carry: tuple[Params, Outcome], part: tuple[jax.Array, Batch]) -> tuple[Any, None]:
         index, (tokens_bt, targets_bt) = part
         new = grad(state.params, tokens_bt, targets_bt, key(index))
         return jax.tree.map(jnp.add, carry, new), None
 
-    zero = (jax.tree.map(jnp.zeros_like, state.params), jnp.float32(0))
+    experts = recipe.model.num_experts
+    load_le = jnp.zeros((recipe.model.num_layers, experts), jnp.float32)
+    zero_grads = jax.tree.map(lambda leaf: jnp.zeros_like(leaf, dtype=jnp.float32), state.params)
+    zero = (zero_grads, Outcome(jnp.float32(0), load_le))
     total, _ = jax.lax.scan(add, zero, (jnp.arange(parts), batch))
-    grads, cross_entropy = total
-    return jax.tree.map(lambda leaf: leaf / parts, grads), cross_entropy / parts
+    grads, outcome = jax.tree.map(lambda leaf: leaf / parts, total)
+    return grads, outcome
 
 
 def _eval_step(loss: Loss, params: Params, batch: Batch) -> jax.Array:
-    losses_a = jax.lax.map(lambda part: loss(params, part.tokens_abt, part.targets_abt, None)[1], batch)
-    return jnp.mean(losses_a)
+    def one(part: Batch) -> jax.Array:
+        return loss(params, part.tokens_abt, part.targets_abt, None)[1].cross_entropy
+
+    return jnp.mean(jax.lax.map(one, batch))

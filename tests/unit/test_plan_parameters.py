@@ -74,9 +74,10 @@ def test_groups_are_named() -> None:
         # 4096 cannot be divided over 3 replicas besides, so moments stay as their weights
         {"hardware.topology": "4x4x12", "mesh.data": 3, "mesh.zero1": True, "mesh.tensor": 1},
         {"mesh.stage": 4, "mesh.tensor": 2},
+        {"model.mlp_activation": "relu", "mesh.tensor": 2},
         {**BALANCED, "mesh.stage": 2, "multislice.data": 1, "multislice.stage": 2},
     ],
-    ids=["dense", "tied", "experts", "balanced", "zero1", "experts-zero1", "unfit", "stages", "stages-dcn"],
+    ids=["dense", "tied", "experts", "balanced", "zero1", "both", "unfit", "stages", "relu", "stages-dcn"],
 )
 def test_counts_and_bytes_are_those_of_the_trainer(changes: dict[str, Any]) -> None:
     recipe = _recipe(**changes)

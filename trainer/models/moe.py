@@ -1,99 +1,182 @@
-"""Mixture of experts, dropless: every token reaches all of its top-k experts.
+"""Mixture of experts, one layer for every family: dropless or with a capacity, and shared experts.
 
-Tokens are sorted by expert on each device and multiplied group by group (``jax.lax.ragged_dot``).
-Weights divided over fsdp and expert are gathered first, as in FSDP; the MLP width stays divided over
-the tensor axis.
+Dropless: tokens are sorted by expert on each device and multiplied group by group
+(``jax.lax.ragged_dot``, a kernel on TPU). With an expert axis each device keeps its experts, sees the
+tokens of the whole axis and gives back sums: exact whatever the load.
+
+With a capacity every expert has so many places in each sequence; what is beyond them is dropped, the
+best choices and the earliest tokens first served. Shapes are static and only chosen tokens cross the
+expert axis.
 
 Legend: b batch, t position, m token of this device (b*t), d embed, f MLP width, e expert,
-p chosen expert of a token, r routed token (m*p).
+p chosen expert of a token, r routed token (m*p), c place of an expert in a sequence.
 """
 
 from __future__ import annotations
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from recipes.schema import ModelConfig
+from trainer.attention.order import to_balanced, to_natural
+from trainer.execution import Execution, named
+from trainer.models.layers import RESIDUAL_BTD, WHOLE_BTD, Mlp
+from trainer.models.router import Router, RouterStats, Routing
 from trainer.models.weights import residual_scale, weight
-from trainer.sharding import partition_spec
+from trainer.quantization import Quantization, dot_general_of, grouped_matmul
+from trainer.sharding import axis_size, constrain, einsum, partition_spec, use
+
+_UP_EDF = ("experts", "embed", "mlp")
+_DOWN_EFD = ("experts", "mlp", "embed")
+_PLACES_BECD = ("batch", None, "places", None)
+_EXPERTS_BECD = ("expert_batch", "experts", "places", None)
+_HIDDEN_BECF = ("expert_batch", "experts", "places", "mlp")
 
 
 class Experts(nnx.Module):
-    """Top-k routed SwiGLU experts with softmax over the chosen (arXiv:2401.04088)."""
+    """Routed SwiGLU experts and, beside them, shared ones that every token goes through."""
 
-    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs) -> None:
+    def __init__(self, config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs) -> None:
         d, f, e = config.embed_dim, config.mlp_dim, config.num_experts
         self.config = config
-        self.router_de = weight(rngs, (d, e), ("embed", None), fan_in=d)
-        self.gate_edf = weight(rngs, (e, d, f), ("experts", "embed", "mlp"), fan_in=d)
-        self.up_edf = weight(rngs, (e, d, f), ("experts", "embed", "mlp"), fan_in=d)
-        self.down_efd = weight(
-            rngs, (e, f, d), ("experts", "mlp", "embed"), fan_in=f, scale=residual_scale(config)
+        self.router = Router(config, rngs=rngs)
+        self.gate_edf = weight(rngs, (e, d, f), _UP_EDF, fan_in=d)
+        self.up_edf = weight(rngs, (e, d, f), _UP_EDF, fan_in=d)
+        self.down_efd = weight(rngs, (e, f, d), _DOWN_EFD, fan_in=f, scale=residual_scale(config))
+        if config.num_shared_experts:
+            self.shared = Mlp(config, execution, config.num_shared_experts * f, rngs=rngs)
+
+    def __call__(self, x_btd: jax.Array) -> tuple[jax.Array, RouterStats]:
+        """The mixed output, divided like the residual stream, and what the router saw."""
+        config = self.config
+        whole_btd = constrain(x_btd, WHOLE_BTD, "experts input")
+        routing, stats = self.router(whole_btd)
+        matrices = (
+            use(self.gate_edf[...], _UP_EDF, x_btd.dtype),
+            use(self.up_edf[...], _UP_EDF, x_btd.dtype),
+            use(self.down_efd[...], _DOWN_EFD, x_btd.dtype),
         )
-
-    def __call__(self, x_btd: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns the mixed output and the load-balancing loss (1 when balanced)."""
-        config, dtype = self.config, x_btd.dtype
-        logits_bte = jnp.einsum(
-            "btd,de->bte", x_btd, self.router_de[...].astype(dtype), preferred_element_type=jnp.float32
-        )
-        chosen_logits_btp, chosen_btp = jax.lax.top_k(logits_bte, config.num_experts_per_token)
-        gate_btp = jax.nn.softmax(chosen_logits_btp, axis=-1).astype(dtype)
-        weights = [w[...].astype(dtype) for w in (self.gate_edf, self.up_edf, self.down_efd)]
-        out_btd = _on_each_device(x_btd, chosen_btp, gate_btp, *weights)
-        return out_btd, _balance_loss(logits_bte, chosen_btp, config.num_experts)
+        if config.expert_capacity is None:
+            out_btd = _dropless(whole_btd, routing, matrices, config.quantization)
+        else:
+            num_places = expert_places(config, x_btd.shape[1])
+            out_btd = _with_capacity(whole_btd, routing, matrices, num_places, config.quantization)
+        out_btd = named(out_btd, "mlp_out")
+        if config.num_shared_experts:
+            out_btd = out_btd + self.shared(x_btd)
+        return out_btd, stats
 
 
-def _on_each_device(
-    x_btd: jax.Array,
-    chosen_btp: jax.Array,
-    gate_btp: jax.Array,
-    gate_edf: jax.Array,
-    up_edf: jax.Array,
-    down_efd: jax.Array,
+def expert_places(config: ModelConfig, sequence_length: int) -> int:
+    """Tokens of one sequence that one expert takes."""
+    assert config.expert_capacity is not None
+    fair = sequence_length * config.num_experts_per_token / config.num_experts
+    return min(sequence_length, math.ceil(fair * config.expert_capacity))
+
+
+Matrices = tuple[jax.Array, jax.Array, jax.Array]
+"""Gate and up (e, d, f) and down (e, f, d), in the compute dtype, whole but for expert and tensor."""
+
+
+def _dropless(
+    x_btd: jax.Array, routing: Routing, matrices: Matrices, quantization: Quantization
 ) -> jax.Array:
-    """Runs :func:`_mix` on every device's own tokens, with the MLP width divided over tensor."""
     if jax.sharding.get_abstract_mesh().empty:
-        return _mix(x_btd, chosen_btp, gate_btp, gate_edf, up_edf, down_efd)
+        return _mix(x_btd, routing, matrices, 0, quantization)
+    tokens = partition_spec(WHOLE_BTD)
+    columns, rows = partition_spec(("experts", None, "mlp")), partition_spec(("experts", "mlp", None))
 
-    def local(*args: jax.Array) -> jax.Array:
-        total: jax.Array = jax.lax.psum(_mix(*args), "tensor")
-        return total
+    def local(x_btd: jax.Array, routing: Routing, matrices: Matrices) -> jax.Array:
+        num_shards = jax.lax.axis_size("expert")
+        if num_shards > 1:
+            x_btd, routing = jax.tree.map(
+                lambda leaf: jax.lax.all_gather(leaf, "expert", axis=0, tiled=True), (x_btd, routing)
+            )
+        first = jax.lax.axis_index("expert") * matrices[0].shape[0]
+        out_btd = _mix(x_btd, routing, matrices, first, quantization)
+        if num_shards > 1:
+            out_btd = jax.lax.psum_scatter(out_btd, "expert", scatter_dimension=0, tiled=True)
+        if jax.lax.axis_size("tensor") > 1:
+            out_btd = jax.lax.psum_scatter(out_btd, "tensor", scatter_dimension=1, tiled=True)
+        return out_btd
 
-    tokens = partition_spec(("batch", "sequence", None))
-    columns, rows = PartitionSpec(None, None, "tensor"), PartitionSpec(None, "tensor", None)
-    in_specs = (tokens, tokens, tokens, columns, columns, rows)
-    sharded = jax.shard_map(local, in_specs=in_specs, out_specs=tokens)
-    out_btd: jax.Array = sharded(x_btd, chosen_btp, gate_btp, gate_edf, up_edf, down_efd)
+    sharded = jax.shard_map(
+        local,
+        in_specs=(tokens, tokens, (columns, columns, rows)),
+        out_specs=partition_spec(RESIDUAL_BTD),
+        check_vma=False,
+    )
+    out_btd: jax.Array = sharded(x_btd, routing, matrices)
     return out_btd
 
 
 def _mix(
     x_btd: jax.Array,
-    chosen_btp: jax.Array,
-    gate_btp: jax.Array,
-    gate_edf: jax.Array,
-    up_edf: jax.Array,
-    down_efd: jax.Array,
+    routing: Routing,
+    matrices: Matrices,
+    first_expert: jax.Array | int,
+    quantization: Quantization,
 ) -> jax.Array:
-    num_chosen, num_experts = chosen_btp.shape[-1], gate_edf.shape[0]
+    """What the experts from ``first_expert`` on add for these tokens."""
+    gate_edf, up_edf, down_efd = matrices
+    num_chosen, num_experts = routing.chosen_btp.shape[-1], gate_edf.shape[0]
     x_md = x_btd.reshape(-1, x_btd.shape[-1])
-    expert_r = chosen_btp.reshape(-1)
+    expert_r = routing.chosen_btp.reshape(-1) - first_expert
+    is_here_r = (expert_r >= 0) & (expert_r < num_experts)
+    # Tokens of experts elsewhere come last, behind all groups, where nothing is computed for them.
+    expert_r = jnp.where(is_here_r, expert_r, num_experts)
     order_r = jnp.argsort(expert_r, stable=True)
-    group_sizes_e = jnp.bincount(expert_r, length=num_experts).astype(jnp.int32)
+    group_sizes_e = jnp.bincount(expert_r, length=num_experts + 1)[:num_experts].astype(jnp.int32)
     x_rd = x_md[order_r // num_chosen]
-    hidden_rf = nnx.silu(jax.lax.ragged_dot(x_rd, gate_edf, group_sizes_e))
-    hidden_rf = hidden_rf * jax.lax.ragged_dot(x_rd, up_edf, group_sizes_e)
-    out_rd = jax.lax.ragged_dot(hidden_rf, down_efd, group_sizes_e)
+    gate_rf = named(grouped_matmul(x_rd, gate_edf, group_sizes_e, quantization), "mlp_gate")
+    up_rf = named(grouped_matmul(x_rd, up_edf, group_sizes_e, quantization), "mlp_up")
+    out_rd = grouped_matmul(nnx.silu(gate_rf) * up_rf, down_efd, group_sizes_e, quantization)
     unsorted_mpd = out_rd[jnp.argsort(order_r)].reshape(-1, num_chosen, x_btd.shape[-1])
-    gate_mp = gate_btp.reshape(-1, num_chosen)
+    gate_mp = jnp.where(is_here_r, routing.gate_btp.reshape(-1), 0).reshape(-1, num_chosen)
     return jnp.einsum("mpd,mp->md", unsorted_mpd, gate_mp).reshape(x_btd.shape)
 
 
-def _balance_loss(logits_bte: jax.Array, chosen_btp: jax.Array, num_experts: int) -> jax.Array:
-    """Experts times the sum over them of (share of tokens x mean probability), arXiv:2101.03961 eq. 4."""
-    probability_e = jnp.mean(jax.nn.softmax(logits_bte, axis=-1), axis=(0, 1))
-    share_e = jnp.mean(jax.nn.one_hot(chosen_btp, num_experts), axis=(0, 1, 2))
-    return num_experts * jnp.sum(probability_e * share_e)
+def _with_capacity(
+    x_btd: jax.Array, routing: Routing, matrices: Matrices, num_places: int, quantization: Quantization
+) -> jax.Array:
+    gate_edf, up_edf, down_efd = matrices
+    dispatch_btec, combine_btec = _places(routing, gate_edf.shape[0], num_places, x_btd.dtype)
+    x_becd = einsum("btd,btec->becd", x_btd, dispatch_btec, _PLACES_BECD, name="expert places")
+    # From rows of the batch to experts: the all-to-all over the expert axis.
+    x_becd = constrain(x_becd, _EXPERTS_BECD, "expert places")
+    dot = dot_general_of(quantization)
+    options = {} if dot is None else {"_dot_general": dot}
+    gate_becf = einsum("becd,edf->becf", x_becd, gate_edf, _HIDDEN_BECF, name="expert gate", **options)
+    up_becf = einsum("becd,edf->becf", x_becd, up_edf, _HIDDEN_BECF, name="expert up", **options)
+    hidden_becf = nnx.silu(named(gate_becf, "mlp_gate")) * named(up_becf, "mlp_up")
+    out_becd = einsum("becf,efd->becd", hidden_becf, down_efd, _EXPERTS_BECD, name="expert output", **options)
+    out_becd = constrain(out_becd, _PLACES_BECD, "expert output")
+    return einsum("becd,btec->btd", out_becd, combine_btec, RESIDUAL_BTD, name="experts output")
+
+
+def _places(
+    routing: Routing, num_experts: int, num_places: int, dtype: jax.typing.DTypeLike
+) -> tuple[jax.Array, jax.Array]:
+    """(b, t, e, c): 1 where a token has a place, and how much its output counts there."""
+    one_hot_btpe = jax.nn.one_hot(routing.chosen_btp, num_experts, dtype=jnp.int32)
+    place_btp = _places_in_turn(one_hot_btpe)
+    # A place beyond the last one is no place: one_hot gives zeros.
+    at_btpc = jax.nn.one_hot(place_btp, num_places, dtype=dtype)
+    dispatch_btec = jnp.einsum("btpe,btpc->btec", one_hot_btpe.astype(dtype), at_btpc)
+    combine_btec = jnp.einsum("btpe,btpc,btp->btec", one_hot_btpe.astype(dtype), at_btpc, routing.gate_btp)
+    return dispatch_btec, combine_btec
+
+
+def _places_in_turn(one_hot_btpe: jax.Array) -> jax.Array:
+    """int32 (b, t, p): how many were served by the expert before, in the sequence's natural order."""
+    b, t, p, e = one_hot_btpe.shape
+    num_shards = axis_size("context")
+    natural_btpe = to_natural(one_hot_btpe, 1, num_shards)
+    # First choices are served before second ones, and among equals the earlier token.
+    queue_bre = jnp.swapaxes(natural_btpe, 1, 2).reshape(b, p * t, e)
+    place_bre = jnp.cumsum(queue_bre, axis=1) - 1
+    place_btpe = jnp.swapaxes(place_bre.reshape(b, p, t, e), 1, 2)
+    return to_balanced(jnp.sum(place_btpe * natural_btpe, axis=-1), 1, num_shards)

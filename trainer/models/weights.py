@@ -1,4 +1,4 @@
-"""How weight matrices are made: float32, named dimensions, variance by fan-in."""
+"""How weight matrices are made and multiplied: named dimensions, variance by fan-in, compute dtype."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recipes.schema import ModelConfig
-from trainer.sharding import LogicalAxes
+from trainer.quantization import dot_general_of
+from trainer.sharding import LogicalAxes, einsum, use
 
 
 def weight(
@@ -24,3 +25,20 @@ def weight(
 def residual_scale(config: ModelConfig) -> float:
     """Keeps the residual stream's variance independent of depth (two additions a layer)."""
     return float((2 * config.num_layers) ** -0.5)
+
+
+def project(
+    config: ModelConfig,
+    subscripts: str,
+    x: jax.Array,
+    matrix: nnx.Param[jax.Array],
+    axes: LogicalAxes,
+    out_axes: LogicalAxes,
+    name: str,
+) -> jax.Array:
+    """``x`` times a weight with the logical ``axes``, in the recipe's precision; ``name`` is for errors."""
+    y = use(matrix[...], axes, x.dtype)
+    dot_general = dot_general_of(config.quantization)
+    if dot_general is None:
+        return einsum(subscripts, x, y, out_axes, name=name)
+    return einsum(subscripts, x, y, out_axes, name=name, _dot_general=dot_general)

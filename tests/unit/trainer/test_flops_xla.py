@@ -42,6 +42,7 @@ SEQUENCES, LENGTH = 2, 512
         {},
         {"model.tie_embeddings": True, "model.num_kv_heads": 8},
         {"model.attention_window": 64},
+        {"model.mlp_activation": "relu"},
         {"model.family": "mixtral", "model.num_experts": 4, "model.num_experts_per_token": 2},
         {
             "model.family": "mixtral",
@@ -50,7 +51,7 @@ SEQUENCES, LENGTH = 2, 512
             "model.router_bias_rate": 0.001,
         },
     ],
-    ids=["dense", "tied", "window", "experts", "shared"],
+    ids=["dense", "tied", "window", "relu", "experts", "shared"],
 )
 def test_what_xla_counts(small: MakeRecipe, changes: dict[str, Any]) -> None:
     model = small({**MODEL, **changes}).model
