@@ -134,13 +134,13 @@ def compile_to(recipe: Recipe, out: Path) -> Facts:
       UserError: there is no compiler or topology for it, the mesh cannot be laid over the devices,
         ``out`` cannot be written, or (exit code 1) the step does not compile.
     """
-    mesh = topology_mesh(recipe)
     try:
         out.mkdir(parents=True, exist_ok=True)
         for name in (HLO_FILE, FACTS_FILE):
             (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", hint="give another --out") from error
+    mesh = topology_mesh(recipe)
     compiled, lower_s, compile_s = _compile(recipe, mesh)
     facts = _facts(recipe, mesh, compiled, lower_s=lower_s, compile_s=compile_s)
     (out / HLO_FILE).write_text(compiled.as_text() or "", encoding="utf-8")
