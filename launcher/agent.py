@@ -50,6 +50,7 @@ from recipes.contract import (
     heartbeat_path,
 )
 from recipes.errors import UserError
+from recipes.flags import libtpu_env
 from recipes.load import recipe_to_dict
 from recipes.schema import Recipe, RunConfig
 
@@ -318,7 +319,8 @@ def run_agent(
     agent.listen()
     recipe = read_recipe(run.storage, run.attempt_recipe_path(context.attempt))
     argv = [sys.executable, "-P", "-m", "trainer", str(_write_recipe(scratch, recipe))]
-    return agent.run(argv, {**os.environ, **context.to_env()}, recipe.run)
+    env = {**os.environ, **context.to_env(), **libtpu_env(recipe)}
+    return agent.run(argv, env, recipe.run)
 
 
 def _write_recipe(scratch: Path, recipe: Recipe) -> Path:

@@ -16,6 +16,7 @@ from typing import Any
 from recipes.contract import Env
 from recipes.elastic import with_slices
 from recipes.fingerprint import fingerprint
+from recipes.flags import libtpu_env
 from recipes.hardware import CPU, Generation, SliceShape, generation, slice_shape
 from recipes.kubernetes_names import ACCELERATOR, SPOT, TOPOLOGY
 from recipes.options import Choice, choices
@@ -239,6 +240,7 @@ def _environment(recipe: Recipe, hardware: HardwarePlan) -> Mapping[str, str]:
         Env.COORDINATOR.value: "{coordinator}",
         Env.GRACE_PERIOD_S.value: str(recipe.target.grace_period_s),
         Env.SCRATCH_DIR.value: "{scratch_dir}",
+        **libtpu_env(recipe),
     }
 
 

@@ -109,7 +109,9 @@ class HardwareConfig:
     )
     compiler_flags: Mapping[str, str] = field(
         default_factory=dict,
-        metadata=spec("further compiler flags, without --; null as a value drops a tuned one", Effect.SPEED),
+        metadata=spec(
+            "further compiler flags, without --; the value default drops a tuned one", Effect.SPEED
+        ),
     )
 
 

@@ -1,4 +1,4 @@
-"""``muster hardware``: the catalogue, the slices of a generation, and what an alias of another tool means."""
+"""``muster hardware``: the catalogue; slices and flags of a generation; what another tool's alias means."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 from launcher.cli import output
 from launcher.cli.arguments import json_option
 from recipes.errors import UserError
+from recipes.flags import CONDITIONS, TunedFlag, flag_catalogue, tuned_flags
 from recipes.hardware import (
     CPU,
     Generation,
@@ -30,27 +31,41 @@ from recipes.load import nearest
 @click.argument("name", required=False)
 @json_option
 def command(name: str | None, as_json: bool) -> None:
-    """List the TPU generations, the slices of one, or what an alias such as v6e-8 means.
+    """List the TPU generations, slices and compiler flags of one, or what an alias such as v6e-8 means.
 
     NAME is a generation (v5p) or a name that other tools use (v5p-128, v6e-8, v5litepod-256).
     """
     chips = {chip.name: chip for chip in generations().values() if chip.name != CPU}
     if name is None:
         rows = [_facts(chip) for chip in chips.values()]
-        _print(rows, as_json)
+        output.data_json(rows) if as_json else output.data(_table(rows))
     elif name in chips:
-        _print(_slices(chips[name]), as_json)
+        _generation(chips[name], as_json)
     else:
         _alias(name, list(chips), as_json)
 
 
-def _print(rows: Sequence[dict[str, Any]], as_json: bool) -> None:
+def _generation(chip: Generation, as_json: bool) -> None:
+    slices, flags = _slices(chip), tuned_flags(chip.name)
     if as_json:
-        output.data_json(rows)
+        output.data_json({"slices": slices, "compiler_flags": [dataclasses.asdict(flag) for flag in flags]})
         return
+    output.data(_table(slices))
+    output.data(f"\ncompiler flags (hardware.tuned_flags), tried with libtpu {flag_catalogue().libtpu}")
+    for flag in flags:
+        output.data(_flag_text(flag))
+
+
+def _flag_text(flag: TunedFlag) -> str:
+    when = CONDITIONS[flag.when][0]
+    head = f"  --{flag.name}={flag.value}" + (f"   when {when}" if when else "")
+    return f"{head}\n    {flag.reason}\n    {flag.source}"
+
+
+def _table(rows: Sequence[dict[str, Any]]) -> str:
     header = [column.replace("_", " ") for column in rows[0]]
     cells = [["-" if value is None else str(value) for value in row.values()] for row in rows]
-    output.data(output.table([header, *cells]))
+    return output.table([header, *cells])
 
 
 def _facts(chip: Generation) -> dict[str, Any]:

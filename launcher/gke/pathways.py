@@ -41,6 +41,7 @@ from launcher.gke.podspec import (
 from launcher.plan import Plan
 from recipes.contract import GANG_PORT, Env
 from recipes.errors import UserError
+from recipes.flags import flag_arguments
 from recipes.schema import Recipe
 from recipes.schema_target import TargetConfig
 
@@ -177,6 +178,8 @@ def _proxy(recipe: Recipe, plan: Plan) -> Object:
             f"--resource_manager_address=$({COORDINATOR_HOST}):{MANAGER_PORT}",
             _scratch(plan),
             *([f"--num_elastic_slices={missing}"] if missing else []),
+            # The proxy compiles, so flags go there (AI-Hypercomputer/maxtext maxtext_xpk_runner.py).
+            *flag_arguments(recipe),
         ],
         "env": [label(COORDINATOR_HOST, f"{JOBSET}/coordinator")],
         "ports": [port("proxy", PROXY_PORT)],

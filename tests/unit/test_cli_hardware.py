@@ -20,7 +20,7 @@ def run(*arguments: str) -> str:
 
 def test_generations_and_slices() -> None:
     assert {row["generation"] for row in json.loads(run("--json"))} == {"v4", "v5e", "v5p", "v6e", "tpu7x"}
-    slices = json.loads(run("v6e", "--json"))
+    slices = json.loads(run("v6e", "--json"))["slices"]
     assert {
         "topology": "16x16",
         "chips": 256,
