@@ -56,11 +56,20 @@ class StackGroups:
         self.hosts.add(stacks.host)
 
     def sorted(self) -> Sequence[StackGroup]:
-        """Without stacks, then the rarest: who waits for others is one of many, who is waited for is not."""
+        """Those without stacks, then the rarest: who waits for others is one of many, unlike who is waited for.
+
+        Of equally many, those that got least far.
+        """
         groups = list(self._groups.values())
         for group in groups:
             for hosts in (group.hosts, *group.others.values()):
                 hosts.sort(key=host_order)
         return sorted(
-            groups, key=lambda group: (not group.problem, len(group.hosts), host_order(group.hosts[0]))
+            groups,
+            key=lambda group: (
+                not group.problem,
+                len(group.hosts),
+                min(group.steps),
+                host_order(group.hosts[0]),
+            ),
         )

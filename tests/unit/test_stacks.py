@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -287,6 +290,37 @@ def test_hosts_that_do_the_same_are_one_group_and_the_rarest_come_first() -> Non
     writer, idle = others.sorted_others().items()
     assert writer == (("writer",), ["s1-h2"])
     assert (idle[0], len(idle[1])) == (("idle",), 12)
+
+
+def test_of_equally_many_the_ones_that_got_least_far_come_first() -> None:
+    groups = StackGroups()
+    for host, step in (("s0-h0", 9), ("s0-h1", 8), ("s0-h2", 7)):
+        groups.add(_stacks(host, f"in {host}", step=step))
+    assert [group.hosts for group in groups.sorted()] == [["s0-h2"], ["s0-h1"], ["s0-h0"]]
+
+
+def test_the_trainer_writes_its_stacks_where_the_agent_looks(tmp_path: Path) -> None:
+    script = (
+        "import sys, trainer.__main__ as it\n"
+        "it._write_stacks_on_signal(sys.argv[1])\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        file = tmp_path / STACKS_FILE
+        assert file.read_bytes() == b""
+        for times in (1, 2):
+            process.send_signal(signal.SIGUSR1)
+            deadline_s = time.monotonic() + 20.0
+            while len(found := parse_threads(file.read_text())) < times and time.monotonic() < deadline_s:
+                time.sleep(0.01)
+            assert len(found) == times
+        process.communicate()
+    assert process.returncode == 0
+    assert found[0][-1].endswith("in <module>")
 
 
 def test_a_thread_that_only_some_have_is_shown_with_their_names(
