@@ -56,7 +56,7 @@ class StackGroups:
         self.hosts.add(stacks.host)
 
     def sorted(self) -> Sequence[StackGroup]:
-        """Those without stacks, then the rarest: who waits for others is one of many, unlike who is waited for.
+        """Those without stacks, then the rarest: who waits is one of many, who is waited for is not.
 
         Of equally many, those that got least far.
         """
