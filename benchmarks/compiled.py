@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from launcher.compose import compose
 from launcher.preflight.collectives import traffic
 from launcher.preflight.compiled import Analysis, Compiled, analyze, read_compiled
 from recipes.errors import UserError
+from recipes.flags import libtpu_env
 from recipes.hardware import CPU
 from recipes.load import recipe_to_dict
 from recipes.schema import Recipe
@@ -69,7 +71,14 @@ def measure(recipe: Recipe, folder: Path) -> Row:
     path = folder / f"{recipe.name}.yaml"
     path.write_text(yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False), encoding="utf-8")
     command = [sys.executable, "-m", "trainer.aot", str(path), "--out", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command,
+        env={**os.environ, **libtpu_env(recipe)},
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         return Row(recipe=recipe, problem=_problem(done))
     try:

@@ -23,6 +23,7 @@ _NO_WORK = {
     "GatherScatterIndicesBitpacked",
     "SliceBitcast",
     "SliceId",
+    "ZeroCrop",
 }
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _MAIN = (None, '"main"')

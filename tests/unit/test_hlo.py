@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.preflight.hlo import parse_arrays, parse_instruction, parse_module
-from tests.unit.hlo_programs import FOLDER
+from tests.unit.hlo_support import FOLDER
 
 
 @pytest.mark.parametrize(

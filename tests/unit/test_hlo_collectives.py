@@ -8,7 +8,7 @@ from launcher.preflight.collectives import HostTransfers, Traffic, collectives, 
 from launcher.preflight.groups import MeshLayout, groups_across_slices, pairs, replica_groups
 from launcher.preflight.hlo import parse_module
 from launcher.preflight.schedule import Schedule, schedule
-from tests.unit.hlo_programs import FOLDER
+from tests.unit.hlo_support import FOLDER
 
 SQUARE = MeshLayout(axes={"fsdp": 2, "tensor": 4}, device_ids=range(8), device_slices=[0] * 8)
 LINE = MeshLayout(axes={"data": 1, "fsdp": 8}, device_ids=range(8), device_slices=[0] * 8)

@@ -7,7 +7,7 @@ import pytest
 from launcher.preflight.hlo import Module, parse_module
 from launcher.preflight.loops import trips
 from launcher.preflight.schedule import schedule
-from tests.unit.hlo_programs import FOLDER
+from tests.unit.hlo_support import FOLDER
 
 
 def loop_text(

@@ -7,7 +7,7 @@ import pytest
 from launcher.preflight.flops import matmul_flops
 from launcher.preflight.hlo import Computation, parse_module
 from launcher.preflight.schedule import ScheduledCost, schedule, scheduled_cost
-from tests.unit.hlo_programs import FOLDER
+from tests.unit.hlo_support import FOLDER
 
 
 def cost_of(program: str) -> ScheduledCost:

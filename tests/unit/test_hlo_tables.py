@@ -10,7 +10,7 @@ import pytest
 from benchmarks.compiled import Row, described, main, markdown, markdown_collectives
 from launcher.compose import compose
 from launcher.preflight.compiled import analyze, read_compiled
-from tests.unit.hlo_programs import FOLDER
+from tests.unit.hlo_support import FOLDER
 
 FACTS = {
     "recipe": "llama3-8b-v5e-16x16",
