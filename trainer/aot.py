@@ -167,10 +167,13 @@ def topology_mesh(recipe: Recipe) -> Mesh:
 
     from trainer.devices import make_mesh
 
-    name = slice_shape(recipe.hardware).aot_topology or chip.name
+    shape = slice_shape(recipe.hardware)
+    name = shape.aot_topology or chip.name
     # libtpu shows the two cores of a v4 chip as two devices unless told otherwise; programs see one.
     megacore = chip.devices_per_chip < chip.cores_per_chip
-    options = {"chip_config_name": "megacore"} if megacore else {}
+    options: dict[str, Any] = {"chip_config_name": "megacore"} if megacore else {}
+    # Without its wrap-around links a slice is a mesh to libtpu, on which it gathers by all-reduce.
+    options["wrap"] = (*shape.wrap, False)[:3]
     try:
         topology = topologies.get_topology_desc(
             platform="tpu", topology_name=name, num_slices=recipe.multislice.num_slices, **options

@@ -66,10 +66,15 @@ def make_mesh(recipe: Recipe, devices: Sequence[jax.Device] | None = None) -> Me
         grid = _cpu_grid(devices, shape)
     elif num_slices > 1:
         grid = mesh_utils.create_hybrid_device_mesh(
-            [shape.ici[axis] for axis in AXES], [shape.dcn[axis] for axis in AXES], devices
+            [shape.ici[axis] for axis in AXES],
+            [shape.dcn[axis] for axis in AXES],
+            devices,
+            allow_split_physical_axes=True,
         )
     else:
-        grid = mesh_utils.create_device_mesh([shape.ici[axis] for axis in AXES], devices)
+        grid = mesh_utils.create_device_mesh(
+            [shape.ici[axis] for axis in AXES], devices, allow_split_physical_axes=True
+        )
     kind = AxisType.Explicit if recipe.mesh.sharding_mode == "explicit" else AxisType.Auto
     return Mesh(grid, AXES, axis_types=(kind,) * len(AXES))
 

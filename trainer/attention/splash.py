@@ -40,17 +40,15 @@ def make_kernel(num_heads: int, order_t: np.ndarray, num_shards: int, spec: Atte
         block_q_dq=block,
         block_kv_dq=key_block,
     )
-    # Masks are constants: built under a trace they would become part of the program.
-    with jax.ensure_compile_time_eval():
-        return kernels.make_splash_mha(
-            masks.MultiHeadMask([mask] * num_heads),
-            block_sizes=sizes,
-            head_shards=1,
-            q_seq_shards=num_shards,
-            attn_logits_soft_cap=spec.soft_cap,
-            residual_checkpoint_name=RESIDUAL_NAME,
-            interpret=spec.interpret,
-        )
+    return kernels.make_splash_mha(
+        masks.MultiHeadMask([mask] * num_heads),
+        block_sizes=sizes,
+        head_shards=1,
+        q_seq_shards=num_shards,
+        attn_logits_soft_cap=spec.soft_cap,
+        residual_checkpoint_name=RESIDUAL_NAME,
+        interpret=spec.interpret,
+    )
 
 
 def attend_splash(
