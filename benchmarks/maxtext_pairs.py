@@ -111,7 +111,7 @@ PAIRS = (
         name="llama3.1-8b, v5e 16x16",
         flags=V5E_FLAGS,
         recipe="llama3-8b-v5e-16x16",
-        overrides=("model=llama3.1-8b", "model.attention=splash"),
+        overrides=("model=llama3.1-8b", "model.attention=splash", "train.vocab_chunks=4"),
         settings=(
             *("model_name=llama3.1-8b", "compile_topology=v5e-256", "use_iota_embed=true"),
             *("per_device_batch_size=1", "max_target_length=8192", "remat_policy=full"),
