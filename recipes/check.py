@@ -10,6 +10,7 @@ import dataclasses
 import re
 from collections.abc import Iterator, Mapping
 
+from recipes.check_execution import check_execution
 from recipes.check_flags import check_flags
 from recipes.check_mesh import check_mesh
 from recipes.check_target import check_target
@@ -33,7 +34,16 @@ def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[P
       recipe: as read by :func:`recipes.load.recipe_from_dict`.
       origins: where each dotted key came from, for messages.
     """
-    rules = (_check_run, check_target, check_flags, check_mesh, _check_data, _check_length, _check_profile)
+    rules = (
+        _check_run,
+        check_target,
+        check_flags,
+        check_mesh,
+        check_execution,
+        _check_data,
+        _check_length,
+        _check_profile,
+    )
     found = [problem for rule in rules for problem in rule(recipe)]
     known = origins or {}
     return [dataclasses.replace(problem, origin=known.get(problem.key, "")) for problem in found]

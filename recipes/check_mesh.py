@@ -68,7 +68,7 @@ def _check_ici(recipe: Recipe, shape: SliceShape) -> Iterator[Problem]:
 
 def _check_dcn(recipe: Recipe) -> Iterator[Problem]:
     slices = recipe.multislice
-    degrees = {"data": slices.data, "fsdp": slices.fsdp}
+    degrees = {"data": slices.data, "stage": slices.stage, "fsdp": slices.fsdp}
     what = f"the job has {_counted(slices.num_slices, 'slice')}"
     return _check_degrees("multislice", degrees, slices.num_slices, what, "data")
 
@@ -172,16 +172,22 @@ def _check_batch(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
 
 def _check_sequence(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     length, context = recipe.train.sequence_length, mesh.total["context"]
-    if length % context:
-        reason = f"is not divisible by the context axis ({context})"
-        fix = f"use the nearest: {_multiples_around(length, context)}"
+    # In balanced order a device holds two chunks; between attention and MLP tensor divides them too.
+    unit = math.lcm(context if context == 1 else 2 * context, context * mesh.total["tensor"])
+    if length % unit:
+        axes = [axis for axis in ("context", "tensor") if mesh.total[axis] > 1]
+        over = " and ".join(f"{axis} {mesh.total[axis]}" for axis in axes)
+        reason = f"cannot be divided into {unit} equal parts (mesh axes {over})"
+        fix = f"use the nearest: {_multiples_around(length, unit)}"
         yield _problem("train.sequence_length", length, reason, fix)
+        return
+    length //= context
     chunk = recipe.model.attention_chunk
     if recipe.model.attention == "xla_chunked" and chunk < length and length % chunk:
         near = [part for part in _divisors(length) if part <= chunk][-1:]
         near += [part for part in _divisors(length) if part > chunk][:1]
         fix = f"use {' or '.join(map(str, near))}, or model.attention=xla"
-        reason = f"does not divide train.sequence_length={length}"
+        reason = f"does not divide the {length} positions of a sequence that a device holds"
         yield _problem("model.attention_chunk", chunk, reason, fix)
 
 

@@ -16,6 +16,8 @@ import pytest
 from recipes.load import flatten, nest, recipe_from_dict
 from recipes.schema import Recipe
 
+# libtpu, which is there to compile for TPUs, would otherwise look for chips and take over SIGTERM.
+jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 SMALL = {

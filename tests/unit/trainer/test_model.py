@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -12,15 +13,27 @@ from flax import nnx
 
 from benchmarks import bare_jax
 from recipes.schema import Recipe
-from trainer.models.attention import attend
-from trainer.models.llama import Decoder, RMSNorm
+from trainer.attention import AttentionSpec, Places, attend
+from trainer.execution import Execution, execution_of
+from trainer.loss import logits_of
+from trainer.models.decoder import Decoder
+from trainer.models.layers import RMSNorm
 from trainer.models.moe import Experts
+from trainer.models.router import router_loss
 
 MakeRecipe = Callable[..., Recipe]
 
 
 def decoder(recipe: Recipe) -> Decoder:
-    return Decoder(recipe.model, recipe.train.remat_policy, rngs=nnx.Rngs(params=jax.random.key(0)))
+    return Decoder(recipe.model, execution_of(recipe), rngs=nnx.Rngs(params=jax.random.key(0)))
+
+
+def places(length: int) -> Places:
+    return Places(jnp.arange(length, dtype=jnp.int32), None)
+
+
+def logits(model: Decoder, tokens_bt: jax.Array, key: jax.Array | None = None) -> jax.Array:
+    return logits_of(model(tokens_bt, places(tokens_bt.shape[1]), key)[0], model.table_dv)
 
 
 def tokens(recipe: Recipe) -> jax.Array:
@@ -48,7 +61,7 @@ def test_decoder_equals_hand_written_model(
 
     def ours(params: dict[str, object]) -> jax.Array:
         merged = nnx.merge(graphdef, nnx.State(jax.tree.map(nnx.Param, params)))
-        return jnp.sum(jnp.square(merged(tokens(recipe))[0]))
+        return jnp.sum(jnp.square(logits(merged, tokens(recipe))))
 
     def reference(params: dict[str, object]) -> jax.Array:
         weights = bare_jax.weights_of(params)
@@ -77,7 +90,8 @@ def test_attention_equals_numpy(kv_heads: int, implementation: str) -> None:
                 scores = k[row, : position + 1, group] @ q[row, position, head] / np.sqrt(h)
                 weights = np.exp(scores - scores.max())
                 expected[row, position, head] = weights / weights.sum() @ v[row, : position + 1, group]
-    out = attend(jnp.array(q), jnp.array(k), jnp.array(v), implementation=implementation, chunk=2)  # type: ignore[arg-type]
+    spec = AttentionSpec(implementation=implementation, chunk=2)  # type: ignore[arg-type]
+    out = attend(jnp.array(q), jnp.array(k), jnp.array(v), places(t), spec)
     np.testing.assert_allclose(out, expected, rtol=2e-5, atol=2e-6)
 
 
@@ -86,7 +100,7 @@ def test_no_position_sees_the_future(small: MakeRecipe) -> None:
     model = decoder(recipe)
     before = tokens(recipe)
     changed = before.at[:, 9].set((before[:, 9] + 1) % recipe.model.vocab_size)
-    same, other = model(before)[0], model(changed)[0]
+    same, other = logits(model, before), logits(model, changed)
     np.testing.assert_array_equal(same[:, :9], other[:, :9])
     assert not np.array_equal(same[:, 9:], other[:, 9:])
 
@@ -99,12 +113,11 @@ def test_rms_norm_has_unit_mean_square() -> None:
 
 def test_experts_equal_a_loop_over_tokens(small: MakeRecipe) -> None:
     recipe = small({"model.family": "mixtral", "model.num_experts": 4, "model.num_experts_per_token": 2})
-    experts = Experts(recipe.model, rngs=nnx.Rngs(params=jax.random.key(0)))
+    experts = Experts(recipe.model, Execution(), rngs=nnx.Rngs(params=jax.random.key(0)))
     x = jax.random.normal(jax.random.key(1), (2, 5, recipe.model.embed_dim))
-    out, balance = experts(x)
-    router, gate, up, down = (
-        np.asarray(w[...]) for w in (experts.router_de, experts.gate_edf, experts.up_edf, experts.down_efd)
-    )
+    out, stats = experts(x)
+    matrices = (experts.router.router_de, experts.gate_edf, experts.up_edf, experts.down_efd)
+    router, gate, up, down = (np.asarray(w[...]) for w in matrices)
     for row in np.ndindex(2, 5):
         token = np.asarray(x)[row]
         logits = token @ router
@@ -113,23 +126,25 @@ def test_experts_equal_a_loop_over_tokens(small: MakeRecipe) -> None:
         hidden = [np.asarray(jax.nn.silu(token @ gate[e])) * (token @ up[e]) for e in chosen]
         expected = sum(s * h @ down[e] for s, h, e in zip(share, hidden, chosen, strict=True))
         np.testing.assert_allclose(out[row], expected, rtol=1e-4, atol=1e-5)
+    balance = router_loss(
+        dataclasses.replace(recipe.model, router_loss_weight=1.0), jax.tree.map(lambda x: x[None], stats)
+    )
     assert 1.0 <= float(balance) < 4.0
 
 
 def test_dropout_follows_its_key(small: MakeRecipe) -> None:
     recipe = small({"model.dropout_rate": 0.5})
     model = decoder(recipe)
-    first = model(tokens(recipe), jax.random.key(1))[0]
-    np.testing.assert_array_equal(first, model(tokens(recipe), jax.random.key(1))[0])
-    assert not np.array_equal(first, model(tokens(recipe), jax.random.key(2))[0])
-    assert not np.array_equal(first, model(tokens(recipe))[0])
+    first = logits(model, tokens(recipe), jax.random.key(1))
+    np.testing.assert_array_equal(first, logits(model, tokens(recipe), jax.random.key(1)))
+    assert not np.array_equal(first, logits(model, tokens(recipe), jax.random.key(2)))
+    assert not np.array_equal(first, logits(model, tokens(recipe)))
 
 
 def test_bfloat16_keeps_float32_weights_and_logits(small: MakeRecipe) -> None:
     recipe = small({"model.compute_dtype": "bfloat16"})
     model = decoder(recipe)
     assert {leaf.dtype for leaf in jax.tree.leaves(nnx.state(model))} == {jnp.dtype("float32")}
-    logits = model(tokens(recipe))[0]
-    assert logits.dtype == jnp.float32
-    exact = decoder(small())(tokens(recipe))[0]
-    np.testing.assert_allclose(logits, exact, atol=0.1)
+    rounded = logits(model, tokens(recipe))
+    assert rounded.dtype == jnp.float32
+    np.testing.assert_allclose(rounded, logits(decoder(small()), tokens(recipe)), atol=0.1)
