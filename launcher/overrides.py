@@ -264,7 +264,12 @@ def _unknown(key: str, raw: str) -> _RefusedError:
 def _guess(key: str) -> str | None:
     """The key or group that was probably meant: by the whole path, then by its last part alone."""
     last_parts = {path.rsplit(".", 1)[-1]: path for path in keys()}
-    close = nearest(key.rsplit(".", 1)[-1], last_parts)
+    last = key.rsplit(".", 1)[-1]
+    # Counts are called num_..., which is what people leave out.
+    counted = next((name for name in (f"num_{last}", f"num_{last}s") if name in last_parts), None)
+    if counted:
+        return last_parts[counted]
+    close = nearest(last, last_parts)
     return nearest(key, [*keys(), *GROUPS]) or (last_parts[close] if close else None)
 
 

@@ -134,7 +134,7 @@ BAD_OVERRIDES = [
     row("model.head_dim=31", "model.head_dim=31", "RoPE"),
     row("train.global_batch_size=30", "train.global_batch_size=30", "32"),
     row("train.grad_accum_steps=3", "train.global_batch_size=32", "train.grad_accum_steps 3"),
-    row("train.sequence_length=130 mesh=fsdp-context4", "train.sequence_length=130", "context axis"),
+    row("train.sequence_length=130 mesh=fsdp-context4", "train.sequence_length=130", "context 4"),
     row("model.num_experts=4", "model.num_experts=4", "no experts"),
     row("model=mixtral-8x7b model.num_experts_per_token=9", "model.num_experts_per_token=9", "at most 8"),
     row("target=tpu target.zone=NOPE", "target.zone=NOPE", "is not a zone"),

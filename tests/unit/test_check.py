@@ -146,7 +146,7 @@ BAD = [
     (LOCAL, {"train.global_batch_size": 13}, "train.global_batch_size", "8 or 16"),
     (LOCAL, {"train.global_batch_size": 7}, "train.global_batch_size", "use the nearest: 8"),
     (LOCAL, {"train.grad_accum_steps": 3}, "train.global_batch_size", "24 or 48"),
-    (LOCAL, {"mesh.context": 4, "train.sequence_length": 126}, "train.sequence_length", "124 or 128"),
+    (LOCAL, {"mesh.context": 4, "train.sequence_length": 126}, "train.sequence_length", "120 or 128"),
     # run
     (LOCAL, {"run.name": "My_Run"}, "run.name", "run.name=my-run"),
     (LOCAL, {"run.name": "a" * 41}, "run.name", "run.name="),

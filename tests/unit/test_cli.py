@@ -282,8 +282,8 @@ COMPLETIONS = [
     (["muster", "plan", "quickstart", "multislice.n"], ["multislice.num_slices="]),
     (["muster", "plan", "quickstart", "train.s"], ["train.sequence_length=", "train.seed="]),
     (
-        ["muster", "plan", "quickstart", "train.rem"],
-        [f"train.remat_policy={p}" for p in ("none", "minimal", "full")],
+        ["muster", "plan", "quickstart", "train.remat_p"],
+        [f"train.remat_policy={p}" for p in ("none", "minimal", "full", "named")],
     ),
     (["muster", "plan", "quickstart", "data.shuffle", "="], ["true", "false"]),
     (["muster", "show", "quickstart", "--key", "optimizer.le"], ["optimizer.learning_rate"]),

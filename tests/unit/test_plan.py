@@ -195,4 +195,11 @@ def test_json_is_canonical() -> None:
     data = json.loads(text)
     assert text == json.dumps(data, sort_keys=True, indent=2) + "\n"
     assert text.isascii()
-    assert data["mesh"]["total"] == {"context": 1, "data": 2, "expert": 1, "fsdp": 16, "tensor": 4}
+    assert data["mesh"]["total"] == {
+        "context": 1,
+        "data": 2,
+        "expert": 1,
+        "fsdp": 16,
+        "stage": 1,
+        "tensor": 4,
+    }
