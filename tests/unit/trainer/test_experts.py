@@ -23,7 +23,7 @@ def test_places_are_given_in_turn_and_first_choices_first() -> None:
     chosen_btp = jnp.array([[[0, 1], [0, 1], [1, 0], [0, 2]]])
     gate_btp = jnp.full((1, 4, 2), 0.5)
     dispatch, combine = _places(Routing(chosen_btp, gate_btp), 3, 2, jnp.float32)
-    # Expert 0 takes tokens 0 and 1 (first choices; 3 is too late), expert 1 token 2 and then token 0's second.
+    # Expert 0 takes tokens 0 and 1 (3 is too late), expert 1 token 2 and then token 0's second choice.
     taken = {tuple(map(int, index)) for index in np.argwhere(np.asarray(dispatch[0]))}
     assert taken == {(0, 0, 0), (1, 0, 1), (2, 1, 0), (0, 1, 1), (3, 2, 0)}
     np.testing.assert_array_equal(combine, 0.5 * dispatch)
