@@ -85,19 +85,19 @@ def _dropless(
     x_btd: jax.Array, routing: Routing, matrices: Matrices, quantization: Quantization
 ) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
-        return _mix(x_btd, routing, matrices, 0, quantization)
+        return _mix(x_btd, routing, matrices, None, quantization)
     tokens = partition_spec(WHOLE_BTD)
     columns, rows = partition_spec(("experts", None, "mlp")), partition_spec(("experts", "mlp", None))
 
     def local(x_btd: jax.Array, routing: Routing, matrices: Matrices) -> jax.Array:
-        num_shards = jax.lax.axis_size("expert")
-        if num_shards > 1:
+        first = None
+        if jax.lax.axis_size("expert") > 1:
             x_btd, routing = jax.tree.map(
                 lambda leaf: jax.lax.all_gather(leaf, "expert", axis=0, tiled=True), (x_btd, routing)
             )
-        first = jax.lax.axis_index("expert") * matrices[0].shape[0]
+            first = jax.lax.axis_index("expert") * matrices[0].shape[0]
         out_btd = _mix(x_btd, routing, matrices, first, quantization)
-        if num_shards > 1:
+        if first is not None:
             out_btd = jax.lax.psum_scatter(out_btd, "expert", scatter_dimension=0, tiled=True)
         if jax.lax.axis_size("tensor") > 1:
             out_btd = jax.lax.psum_scatter(out_btd, "tensor", scatter_dimension=1, tiled=True)
@@ -117,25 +117,33 @@ def _mix(
     x_btd: jax.Array,
     routing: Routing,
     matrices: Matrices,
-    first_expert: jax.Array | int,
+    first_expert: jax.Array | None,
     quantization: Quantization,
 ) -> jax.Array:
-    """What the experts from ``first_expert`` on add for these tokens."""
+    """What the experts from ``first_expert`` on add for these tokens; None: all experts are here."""
     gate_edf, up_edf, down_efd = matrices
     num_chosen, num_experts = routing.chosen_btp.shape[-1], gate_edf.shape[0]
     x_md = x_btd.reshape(-1, x_btd.shape[-1])
-    expert_r = routing.chosen_btp.reshape(-1) - first_expert
-    is_here_r = (expert_r >= 0) & (expert_r < num_experts)
-    # Tokens of experts elsewhere come last, behind all groups, where nothing is computed for them.
-    expert_r = jnp.where(is_here_r, expert_r, num_experts)
+    expert_r = routing.chosen_btp.reshape(-1)
+    if first_expert is not None:
+        # Tokens of experts elsewhere come last, behind all groups, where nothing is computed for them.
+        expert_r = expert_r - first_expert
+        expert_r = jnp.where((expert_r >= 0) & (expert_r < num_experts), expert_r, num_experts)
     order_r = jnp.argsort(expert_r, stable=True)
     group_sizes_e = jnp.bincount(expert_r, length=num_experts + 1)[:num_experts].astype(jnp.int32)
-    x_rd = x_md[order_r // num_chosen]
+
+    def in_groups(x_rd: jax.Array) -> jax.Array:
+        """A kernel may leave rows behind the groups as they were, and so may its gradient."""
+        if first_expert is None:
+            return x_rd
+        return jnp.where((jnp.arange(len(x_rd)) < jnp.sum(group_sizes_e))[:, None], x_rd, 0)
+
+    x_rd = in_groups(x_md[order_r // num_chosen])
     gate_rf = named(grouped_matmul(x_rd, gate_edf, group_sizes_e, quantization), "mlp_gate")
     up_rf = named(grouped_matmul(x_rd, up_edf, group_sizes_e, quantization), "mlp_up")
-    out_rd = grouped_matmul(nnx.silu(gate_rf) * up_rf, down_efd, group_sizes_e, quantization)
+    out_rd = in_groups(grouped_matmul(nnx.silu(gate_rf) * up_rf, down_efd, group_sizes_e, quantization))
     unsorted_mpd = out_rd[jnp.argsort(order_r)].reshape(-1, num_chosen, x_btd.shape[-1])
-    gate_mp = jnp.where(is_here_r, routing.gate_btp.reshape(-1), 0).reshape(-1, num_chosen)
+    gate_mp = routing.gate_btp.reshape(-1, num_chosen)
     return jnp.einsum("mpd,mp->md", unsorted_mpd, gate_mp).reshape(x_btd.shape)
 
 
