@@ -88,7 +88,7 @@ PAIRS = (
         name="llama3.1-70b, v5p 4x4x8",
         flags=V5P_FLAGS,
         recipe="llama3-70b-v5p-4x4x8",
-        overrides=("model=llama3.1-70b", "model.attention=splash", "train.global_batch_size=256"),
+        overrides=("model=llama3.1-70b", "train.global_batch_size=256", "train.vocab_chunks=8"),
         settings=(
             *("model_name=llama3.1-70b", "compile_topology=v5p-256"),
             *("per_device_batch_size=2", "max_target_length=8192", "remat_policy=full"),
@@ -100,7 +100,7 @@ PAIRS = (
         recipe="mixtral-8x7b-v6e-16x16",
         overrides=(
             *("hardware.generation=v5p", "hardware.topology=4x4x4", "mesh=fsdp"),
-            *("model.attention=splash", "train.global_batch_size=256"),
+            *("train.global_batch_size=256", "train.vocab_chunks=4"),
         ),
         settings=(
             *("model_name=mixtral-8x7b", "compile_topology=v5p-128", "megablox=true"),
@@ -111,7 +111,7 @@ PAIRS = (
         name="llama3.1-8b, v5e 16x16",
         flags=V5E_FLAGS,
         recipe="llama3-8b-v5e-16x16",
-        overrides=("model=llama3.1-8b", "model.attention=splash", "train.vocab_chunks=4"),
+        overrides=("model=llama3.1-8b", "train.vocab_chunks=4"),
         settings=(
             *("model_name=llama3.1-8b", "compile_topology=v5e-256", "use_iota_embed=true"),
             *("per_device_batch_size=1", "max_target_length=8192", "remat_policy=full"),
@@ -123,7 +123,7 @@ PAIRS = (
         recipe="llama3-8b-v5e-16x16",
         overrides=(
             *("hardware.generation=v6e", "hardware.topology=2x4", "hardware.chips_per_host=8"),
-            *("model=llama3.1-8b", "model.attention=splash", "model.attention_chunk=2048"),
+            *("model=llama3.1-8b", "model.attention_chunk=2048", "train.vocab_chunks=4"),
             *("train.global_batch_size=16", "train.remat_policy=named"),
             "train.remat_offload=[layer_input,query,key,value,attention_projected]",
         ),
