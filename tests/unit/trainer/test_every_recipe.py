@@ -29,10 +29,10 @@ def small(recipe: Recipe) -> Recipe:
         num_layers=2,
         embed_dim=32,
         mlp_dim=64,
-        num_heads=16,
-        num_kv_heads=8,
+        num_heads=4,
+        num_kv_heads=2,
         head_dim=4,
-        attention_chunk=16,
+        attention_chunk=128,
     )
     parallel = {axis: min(getattr(recipe.mesh, axis), 2) for axis in ("tensor", "context", "expert")}
     return dataclasses.replace(
@@ -47,7 +47,7 @@ def small(recipe: Recipe) -> Recipe:
         ),
         target=dataclasses.replace(recipe.target, kind="local"),
         optimizer=dataclasses.replace(recipe.optimizer, warmup_steps=1, learning_rate=1e-2),
-        train=dataclasses.replace(recipe.train, num_steps=3, global_batch_size=16, sequence_length=32),
+        train=dataclasses.replace(recipe.train, num_steps=3, global_batch_size=16, sequence_length=128),
     )
 
 
@@ -58,7 +58,7 @@ def test_three_steps(name: str) -> None:
     mesh = make_mesh(recipe)
     program = build_program(recipe, mesh)
     feed = Feed(program.batch)
-    sequences = np.random.default_rng(0).integers(256, size=(len(feed.rows), 33), dtype=np.int32)
+    sequences = np.random.default_rng(0).integers(256, size=(len(feed.rows), 129), dtype=np.int32)
     losses = []
     with jax.set_mesh(mesh):
         state = program.init(jnp.int32(recipe.train.seed))
