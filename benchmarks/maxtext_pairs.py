@@ -168,7 +168,7 @@ def cpu_overrides(num_devices: int, num_steps: int) -> Sequence[str]:
         *(f"train.global_batch_size={CPU_BATCH}", f"train.sequence_length={CPU_LENGTH}"),
         *(f"train.num_steps={num_steps}", "train.eval_num_batches=0"),
         *("checkpoint=by-minutes", "checkpoint.save_interval_minutes=1440"),
-        *("optimizer=adamw", "optimizer.warmup_steps=1"),
+        *("optimizer=adamw", "optimizer.warmup_steps=0"),
     )
 
 
