@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.machine import environment
 from benchmarks.maxtext_pairs import COMMON, MAXTEXT, Pair
-from recipes.contract import cache_dir
+from recipes.contract import COMPILED_FACTS_FILE, cache_dir
 
 PYTHON_VARIABLE = "MUSTER_MAXTEXT_PYTHON"
 COMPILE = Path(__file__).with_name("maxtext_compile.py")
@@ -58,7 +58,7 @@ def compiled(python: Path, pair: Pair) -> Path:
     """
     libtpu = importlib.metadata.version("libtpu")
     out = folder() / "compiled" / fingerprint(libtpu, pair)
-    if not (out / "compiled.json").exists():
+    if not (out / COMPILED_FACTS_FILE).exists():
         out.mkdir(parents=True, exist_ok=True)
         run = ("run_name=compare", f"base_output_directory={out}")
         argv = [str(python), str(COMPILE), str(out), *run, *COMMON, *pair.settings]

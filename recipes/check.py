@@ -15,7 +15,7 @@ from recipes.check_flags import check_flags
 from recipes.check_mesh import check_mesh
 from recipes.check_target import check_target
 from recipes.contract import RUN_NAME_PATTERN, is_run_name
-from recipes.errors import Problem
+from recipes.errors import Problem, problem_of
 from recipes.schema import Recipe
 
 _BUCKET = re.compile(r"[a-z0-9][-a-z0-9_.]{1,220}[a-z0-9]", re.ASCII)
@@ -49,14 +49,10 @@ def check(recipe: Recipe, *, origins: Mapping[str, str] | None = None) -> list[P
     return [dataclasses.replace(problem, origin=known.get(problem.key, "")) for problem in found]
 
 
-def _problem(key: str, value: object, reason: str, fix: str) -> Problem:
-    return Problem(key=key, value=value, reason=reason, fix=fix)
-
-
 def _check_run(recipe: Recipe) -> Iterator[Problem]:
     name, root = recipe.run_name, recipe.run.root
     if not is_run_name(name):
-        yield _problem(
+        yield problem_of(
             "run.name",
             name,
             "is not a run name (at most 40 of a-z, 0-9 and hyphens, from a letter to a letter or digit)",
@@ -65,9 +61,9 @@ def _check_run(recipe: Recipe) -> Iterator[Problem]:
     fault = _root_fault(root)
     if fault is not None:
         reason, fix = fault
-        yield _problem("run.root", root, reason, fix)
+        yield problem_of("run.root", root, reason, fix)
     if recipe.run.peer_timeout_s >= recipe.target.grace_period_s:
-        yield _problem(
+        yield problem_of(
             "run.peer_timeout_s",
             recipe.run.peer_timeout_s,
             f"is not below target.grace_period_s={recipe.target.grace_period_s:g}, so a lost host would be"
@@ -121,7 +117,7 @@ def _check_data(recipe: Recipe) -> Iterator[Problem]:
     data = recipe.data
     takes_path = data.source in _SOURCES_WITH_PATH
     if takes_path and not data.path:
-        yield _problem(
+        yield problem_of(
             "data.path", data.path, f"must be given for data.source={data.source}", "set data.path"
         )
     for key in ("path", "eval_path"):
@@ -130,16 +126,16 @@ def _check_data(recipe: Recipe) -> Iterator[Problem]:
             continue
         if not takes_path:
             fix = f"remove it, or use data.source={' or '.join(_SOURCES_WITH_PATH)}"
-            yield _problem(f"data.{key}", value, f"is not used by data.source={data.source}", fix)
+            yield problem_of(f"data.{key}", value, f"is not used by data.source={data.source}", fix)
         elif not value.isprintable():
-            yield _problem(f"data.{key}", value, "has control characters", "remove them")
+            yield problem_of(f"data.{key}", value, "has control characters", "remove them")
     yield from _check_tokens(recipe)
 
 
 def _check_tokens(recipe: Recipe) -> Iterator[Problem]:
     data, vocab_size = recipe.data, recipe.model.vocab_size
     if data.tokenizer == "huggingface" and not data.tokenizer_path:
-        yield _problem(
+        yield problem_of(
             "data.tokenizer_path",
             data.tokenizer_path,
             "must be given for data.tokenizer=huggingface",
@@ -147,16 +143,18 @@ def _check_tokens(recipe: Recipe) -> Iterator[Problem]:
         )
     if data.tokenizer == "byte" and data.tokenizer_path is not None:
         fix = "remove it, or use data.tokenizer=huggingface"
-        yield _problem("data.tokenizer_path", data.tokenizer_path, "is not used by data.tokenizer=byte", fix)
+        yield problem_of(
+            "data.tokenizer_path", data.tokenizer_path, "is not used by data.tokenizer=byte", fix
+        )
     if data.tokenizer == "byte" and data.source in _SOURCES_OF_TEXT and vocab_size < _BYTE_VALUES:
-        yield _problem(
+        yield problem_of(
             "model.vocab_size",
             vocab_size,
             f"is below the {_BYTE_VALUES} tokens of data.tokenizer=byte",
             f"use at least {_BYTE_VALUES}",
         )
     if data.source == "token_file" and vocab_size > _MAX_TOKENS[data.token_dtype]:
-        yield _problem(
+        yield problem_of(
             "data.token_dtype",
             data.token_dtype,
             f"cannot hold the tokens of model.vocab_size={vocab_size}",
@@ -167,7 +165,7 @@ def _check_tokens(recipe: Recipe) -> Iterator[Problem]:
 def _check_length(recipe: Recipe) -> Iterator[Problem]:
     num_steps, warmup_steps = recipe.train.num_steps, recipe.optimizer.warmup_steps
     if warmup_steps >= num_steps:
-        yield _problem(
+        yield problem_of(
             "optimizer.warmup_steps",
             warmup_steps,
             f"is not below train.num_steps={num_steps}: the learning rate would never reach its peak",
@@ -175,7 +173,7 @@ def _check_length(recipe: Recipe) -> Iterator[Problem]:
         )
     saving = recipe.checkpoint
     if saving.save_interval_steps is None and saving.save_interval_minutes is None:
-        yield _problem(
+        yield problem_of(
             "checkpoint.save_interval_steps",
             None,
             "and checkpoint.save_interval_minutes are both null: a crash would lose the whole run",
@@ -189,10 +187,10 @@ def _check_profile(recipe: Recipe) -> Iterator[Problem]:
     if start is None:
         if interval is not None:
             fix = "set train.profile_start_step, the first step of the first trace"
-            yield _problem("train.profile_interval_steps", interval, "is set without a first step", fix)
+            yield problem_of("train.profile_interval_steps", interval, "is set without a first step", fix)
         return
     if start + count - 1 > train.num_steps:
-        yield _problem(
+        yield problem_of(
             "train.profile_start_step",
             start,
             f"and train.profile_num_steps={count} end after train.num_steps={train.num_steps}",
@@ -201,7 +199,7 @@ def _check_profile(recipe: Recipe) -> Iterator[Problem]:
             else f"use train.profile_num_steps={train.num_steps} and train.profile_start_step=1",
         )
     if interval is not None and interval < count:
-        yield _problem(
+        yield problem_of(
             "train.profile_interval_steps",
             interval,
             f"is below train.profile_num_steps={count}: a trace would begin before the last one ends",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from recipes.errors import Problem
-from recipes.hardware import slice_shape
+from recipes.errors import Problem, problem_of
 from recipes.load import nearest
-from recipes.parallelism import MeshShape, mesh_shape
+from recipes.parallelism import MeshShape, recipe_mesh
 from recipes.remat import REMAT_TENSORS
 from recipes.schema import Recipe
 
@@ -21,8 +20,7 @@ def check_execution(recipe: Recipe) -> Iterator[Problem]:
     yield from _check_remat(recipe)
     yield from _check_precision(recipe)
     try:
-        devices = slice_shape(recipe.hardware).num_devices
-        mesh = mesh_shape(recipe.mesh, recipe.multislice, devices_per_slice=devices)
+        mesh = recipe_mesh(recipe)
     except ValueError:
         return
     yield from _check_stages(recipe, mesh)
@@ -30,16 +28,12 @@ def check_execution(recipe: Recipe) -> Iterator[Problem]:
     yield from _check_vocabulary(recipe, mesh)
 
 
-def _problem(key: str, value: object, reason: str, fix: str) -> Problem:
-    return Problem(key=key, value=value, reason=reason, fix=fix)
-
-
 def _check_experts(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
     if model.num_experts > 1:
         if model.mlp_activation != "swiglu":
             reason = "is not what experts compute"
-            yield _problem("model.mlp_activation", model.mlp_activation, reason, "use swiglu")
+            yield problem_of("model.mlp_activation", model.mlp_activation, reason, "use swiglu")
         return
     idle = {
         "num_shared_experts": 0,
@@ -52,7 +46,7 @@ def _check_experts(recipe: Recipe) -> Iterator[Problem]:
         value = getattr(model, name)
         if value != unset:
             fix = f"use model.{name}={'null' if unset is None else unset}, or more experts"
-            yield _problem(f"model.{name}", value, "is for several experts, and model.num_experts=1", fix)
+            yield problem_of(f"model.{name}", value, "is for several experts, and model.num_experts=1", fix)
 
 
 def _check_remat(recipe: Recipe) -> Iterator[Problem]:
@@ -60,16 +54,16 @@ def _check_remat(recipe: Recipe) -> Iterator[Problem]:
     for key, names in (("remat_save", train.remat_save), ("remat_offload", train.remat_offload)):
         if names and train.remat_policy != "named":
             reason = f"is for train.remat_policy=named, and it is {train.remat_policy}"
-            yield _problem(
+            yield problem_of(
                 f"train.{key}", list(names), reason, "use train.remat_policy=named, or leave it out"
             )
         for name in names:
             if name not in REMAT_TENSORS:
                 guess = nearest(name, REMAT_TENSORS)
                 fix = f"did you mean {guess}?" if guess else f"use some of {', '.join(REMAT_TENSORS)}"
-                yield _problem(f"train.{key}", name, "is not a tensor of a layer", fix)
+                yield problem_of(f"train.{key}", name, "is not a tensor of a layer", fix)
     for name in sorted(set(train.remat_save) & set(train.remat_offload)):
-        yield _problem("train.remat_offload", name, "is in train.remat_save too", "name it in one of them")
+        yield problem_of("train.remat_offload", name, "is in train.remat_save too", "name it in one of them")
 
 
 def _check_precision(recipe: Recipe) -> Iterator[Problem]:
@@ -78,10 +72,10 @@ def _check_precision(recipe: Recipe) -> Iterator[Problem]:
         return
     if mesh.sharding_mode == "explicit":
         reason = "cannot be computed with mesh.sharding_mode=explicit: qwix knows no sharded types"
-        yield _problem("model.quantization", kind, reason, "use mesh.sharding_mode=auto")
+        yield problem_of("model.quantization", kind, reason, "use mesh.sharding_mode=auto")
     if mesh.collective_matmul:
         reason = "would leave out the matmuls of mesh.collective_matmul=true"
-        yield _problem("model.quantization", kind, reason, "use mesh.collective_matmul=false")
+        yield problem_of("model.quantization", kind, reason, "use mesh.collective_matmul=false")
 
 
 def _check_stages(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
@@ -89,19 +83,19 @@ def _check_stages(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     if stages == 1:
         if rounds > 1:
             reason = "is for a pipeline, and there is one stage"
-            yield _problem("mesh.stage_rounds", rounds, reason, "use 1, or mesh.stage=2 or more")
+            yield problem_of("mesh.stage_rounds", rounds, reason, "use 1, or mesh.stage=2 or more")
         return
     if recipe.mesh.sharding_mode == "explicit":
         reason = "cannot be combined with pipeline stages"
-        yield _problem("mesh.sharding_mode", "explicit", reason, "use auto, or mesh.stage=1")
+        yield problem_of("mesh.sharding_mode", "explicit", reason, "use auto, or mesh.stage=1")
     if recipe.model.dropout_rate > 0:
         reason = "would depend on the microbatches of a pipeline"
-        yield _problem("model.dropout_rate", recipe.model.dropout_rate, reason, "use 0.0, or mesh.stage=1")
+        yield problem_of("model.dropout_rate", recipe.model.dropout_rate, reason, "use 0.0, or mesh.stage=1")
     layers = recipe.model.num_layers
     if layers % (stages * rounds):
         reason = f"cannot be dealt out to {stages} stages in {rounds} rounds"
         near = max(layers // (stages * rounds), 1) * stages * rounds
-        yield _problem("model.num_layers", layers, reason, f"use fewer stages or rounds, or {near} layers")
+        yield problem_of("model.num_layers", layers, reason, f"use fewer stages or rounds, or {near} layers")
     yield from _check_microbatches(recipe, mesh)
 
 
@@ -110,13 +104,13 @@ def _check_microbatches(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     parts = recipe.mesh.stage_microbatches or stages
     if rounds > 1 and parts < stages:
         reason = f"is less than the {stages} stages, so a batch would not be round in time for the next round"
-        yield _problem("mesh.stage_microbatches", parts, reason, f"use at least {stages}")
+        yield problem_of("mesh.stage_microbatches", parts, reason, f"use at least {stages}")
     unit = recipe.train.grad_accum_steps * mesh.batch_shards * parts
     if recipe.train.global_batch_size % unit:
         size = recipe.train.global_batch_size
         reason = f"cannot be divided into {unit} equal parts ({parts} microbatches of every device's share)"
         fix = f"use a multiple of {unit}, or another mesh.stage_microbatches"
-        yield _problem("train.global_batch_size", size, reason, fix)
+        yield problem_of("train.global_batch_size", size, reason, fix)
 
 
 def _check_attention(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
@@ -126,15 +120,15 @@ def _check_attention(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     if recipe.mesh.context_exchange == "ring" and context > 1:
         reason = "is computed in plain XLA, and model.attention is splash"
         fix = "use mesh.context_exchange=all_gather, or model.attention=xla_chunked"
-        yield _problem("mesh.context_exchange", "ring", reason, fix)
+        yield problem_of("mesh.context_exchange", "ring", reason, fix)
     rows = recipe.train.sequence_length // context
     if rows % KERNEL_LANES:
         reason = f"leaves {rows} rows a device, and the splash kernel takes multiples of {KERNEL_LANES}"
         fix = f"use a multiple of {KERNEL_LANES * context}, or model.attention=xla_chunked"
-        yield _problem("train.sequence_length", recipe.train.sequence_length, reason, fix)
+        yield problem_of("train.sequence_length", recipe.train.sequence_length, reason, fix)
     if model.attention_chunk % KERNEL_LANES:
         reason = f"is not a multiple of {KERNEL_LANES}, as blocks of the splash kernel are"
-        yield _problem("model.attention_chunk", model.attention_chunk, reason, "use 512, 1024 or 2048")
+        yield problem_of("model.attention_chunk", model.attention_chunk, reason, "use 512, 1024 or 2048")
 
 
 def _check_vocabulary(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
@@ -143,8 +137,8 @@ def _check_vocabulary(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
         each = size // shards
         fitting = next(part for part in range(chunks, 0, -1) if each % part == 0)
         reason = f"does not divide the {each} tokens of model.vocab_size={size} that a device holds"
-        yield _problem("train.vocab_chunks", chunks, reason, f"use {fitting}")
+        yield problem_of("train.vocab_chunks", chunks, reason, f"use {fitting}")
     separator = recipe.data.document_separator
     if separator is not None and separator >= size:
         reason = f"is not below model.vocab_size={size}"
-        yield _problem("data.document_separator", separator, reason, f"use a token below {size}, or null")
+        yield problem_of("data.document_separator", separator, reason, f"use a token below {size}, or null")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from recipes.errors import Problem
+from recipes.errors import Problem, problem_of
 from recipes.hardware import CPU, SliceShape, slice_shape
 from recipes.parallelism import AXES, BATCH_AXES, MeshShape, mesh_shape
 from recipes.schema import Recipe
@@ -39,20 +39,16 @@ def check_mesh(recipe: Recipe) -> Iterator[Problem]:
         yield from _check_sequence(recipe, mesh)
 
 
-def _problem(key: str, value: object, reason: str, fix: str) -> Problem:
-    return Problem(key=key, value=value, reason=reason, fix=fix)
-
-
 def _hardware_problem(recipe: Recipe, text: str) -> Problem:
     reason, _, fix = text.partition("; ")
     key = "chips_per_host" if "hardware.chips_per_host" in fix else "topology"
-    return _problem(f"hardware.{key}", getattr(recipe.hardware, key), reason, fix)
+    return problem_of(f"hardware.{key}", getattr(recipe.hardware, key), reason, fix)
 
 
 def _check_multislice_hosts(recipe: Recipe, shape: SliceShape) -> Iterator[Problem]:
     if recipe.multislice.num_slices > 1 and shape.generation != CPU and not shape.is_multi_host:
         name = f"{shape.generation} {shape.topology_name}"
-        yield _problem(
+        yield problem_of(
             "multislice.num_slices",
             recipe.multislice.num_slices,
             f"only slices of several hosts can be joined, and {name} is one host",
@@ -83,13 +79,13 @@ def _check_degrees(
     """Degrees of at least 1, one -1 at most, and a product of ``total``."""
     bad = {axis: degree for axis, degree in degrees.items() if degree < 1 and degree != -1}
     for axis, degree in bad.items():
-        yield _problem(
+        yield problem_of(
             f"{group}.{axis}", degree, "is not a degree", "give at least 1, or -1 for what is left"
         )
     open_axes = [axis for axis, degree in degrees.items() if degree == -1]
     for axis in open_axes[1:]:
         reason = f"only one axis can be -1, and {group}.{open_axes[0]} is already"
-        yield _problem(f"{group}.{axis}", -1, reason, "give a number of at least 1")
+        yield problem_of(f"{group}.{axis}", -1, reason, "give a number of at least 1")
     if not bad and len(open_axes) < 2:
         yield from _check_product(group, degrees, total, what, usual_axis)
 
@@ -114,28 +110,30 @@ def _check_product(
         fix = f"use a {group}.{axis} that divides {room}: {_listed(_divisors(room))}"
     else:
         fix = f"use {group}.{axis}={room} or -1"
-    yield _problem(f"{group}.{axis}", closed[axis], reason, fix)
+    yield problem_of(f"{group}.{axis}", closed[axis], reason, fix)
 
 
 def _check_model(recipe: Recipe) -> Iterator[Problem]:
     model = recipe.model
     if model.head_dim % 2:
         fix = f"use {model.head_dim + 1} or {model.head_dim - 1}"
-        yield _problem("model.head_dim", model.head_dim, "is odd, and RoPE turns pairs", fix)
+        yield problem_of("model.head_dim", model.head_dim, "is odd, and RoPE turns pairs", fix)
     if model.num_heads % model.num_kv_heads:
         fix = f"use a divisor of model.num_heads={model.num_heads}: {_listed(_divisors(model.num_heads))}"
         reason = f"does not divide model.num_heads={model.num_heads}"
-        yield _problem("model.num_kv_heads", model.num_kv_heads, reason, fix)
+        yield problem_of("model.num_kv_heads", model.num_kv_heads, reason, fix)
     if model.family == "llama" and model.num_experts != 1:
         fix = "use model.num_experts=1, or model.family=mixtral"
-        yield _problem("model.num_experts", model.num_experts, "the llama family has no experts", fix)
+        yield problem_of("model.num_experts", model.num_experts, "the llama family has no experts", fix)
     if model.family == "mixtral" and model.num_experts == 1:
         fix = "use at least 2, or model.family=llama"
-        yield _problem("model.num_experts", model.num_experts, "the mixtral family has several experts", fix)
+        yield problem_of(
+            "model.num_experts", model.num_experts, "the mixtral family has several experts", fix
+        )
     if model.num_experts_per_token > model.num_experts:
         reason = f"is more than model.num_experts={model.num_experts}"
         fix = f"use at most {model.num_experts}"
-        yield _problem("model.num_experts_per_token", model.num_experts_per_token, reason, fix)
+        yield problem_of("model.num_experts_per_token", model.num_experts_per_token, reason, fix)
 
 
 def _check_divided(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
@@ -148,7 +146,7 @@ def _check_divided(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
         )
         if name in ("vocab_size", "mlp_dim", "embed_dim"):
             fix += f"; or model.{name}={_multiples_around(size, degree)}"
-        yield _problem(f"model.{name}", size, f"is not divisible by the {axis} axis ({degree})", fix)
+        yield problem_of(f"model.{name}", size, f"is not divisible by the {axis} axis ({degree})", fix)
 
 
 def _check_batch(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
@@ -162,7 +160,7 @@ def _check_batch(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     parts = f"{shards}" + (
         f" x train.grad_accum_steps {train.grad_accum_steps}" if train.grad_accum_steps > 1 else ""
     )
-    yield _problem(
+    yield problem_of(
         "train.global_batch_size",
         train.global_batch_size,
         f"cannot be divided into {unit} equal parts ({parts})",
@@ -179,7 +177,7 @@ def _check_sequence(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
         over = " and ".join(f"{axis} {mesh.total[axis]}" for axis in axes)
         reason = f"cannot be divided into {unit} equal parts (mesh axes {over})"
         fix = f"use the nearest: {_multiples_around(length, unit)}"
-        yield _problem("train.sequence_length", length, reason, fix)
+        yield problem_of("train.sequence_length", length, reason, fix)
         return
     length //= context
     chunk = recipe.model.attention_chunk
@@ -188,7 +186,7 @@ def _check_sequence(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
         near += [part for part in _divisors(length) if part > chunk][:1]
         fix = f"use {' or '.join(map(str, near))}, or model.attention=xla"
         reason = f"does not divide the {length} positions of a sequence that a device holds"
-        yield _problem("model.attention_chunk", chunk, reason, fix)
+        yield problem_of("model.attention_chunk", chunk, reason, fix)
 
 
 def _divisors(number: int) -> Sequence[int]:

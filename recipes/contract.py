@@ -240,6 +240,10 @@ METRICS_DIR = "metrics"
 PROFILES_DIR = "profiles"
 """In the scratch directory: traces as ``attempt-N/step-K``, there once complete; before that hidden."""
 
+COMPILED_HLO_FILE = "compiled.txt"
+COMPILED_FACTS_FILE = "compiled.json"
+"""What `python -m trainer.aot` leaves: the scheduled program, and what the compiler says of it."""
+
 STACKS_FILE = "stacks.txt"
 """In the scratch directory once SIGUSR1 is safe: the trainer appends all its stacks at each one."""
 

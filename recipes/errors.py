@@ -38,6 +38,11 @@ class Problem:
     """Where the value came from (``file.yaml:3`` or ``override``); empty when unknown."""
 
 
+def problem_of(key: str, value: object, reason: str, fix: str) -> Problem:
+    """As rules write it, one after another."""
+    return Problem(key=key, value=value, reason=reason, fix=fix)
+
+
 class RecipeError(UserError):
     """Every problem of one recipe, reported at once."""
 

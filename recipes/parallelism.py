@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from recipes.schema import MeshConfig, MultisliceConfig
+from recipes.hardware import slice_shape
+from recipes.schema import MeshConfig, MultisliceConfig, Recipe
 
 AXES = ("data", "stage", "fsdp", "context", "expert", "tensor")
 """Mesh axes, outermost first."""
@@ -48,6 +49,16 @@ def mesh_shape(mesh: MeshConfig, multislice: MultisliceConfig, *, devices_per_sl
     across = {axis: getattr(multislice, axis, 1) for axis in AXES}
     dcn = _fill(across, multislice.num_slices, "slices")
     return MeshShape(ici=ici, dcn=dcn)
+
+
+def recipe_mesh(recipe: Recipe) -> MeshShape:
+    """The degrees of a recipe on its own hardware.
+
+    Raises:
+      ValueError: as :func:`mesh_shape`, or there is no such hardware.
+    """
+    devices = slice_shape(recipe.hardware).num_devices
+    return mesh_shape(recipe.mesh, recipe.multislice, devices_per_slice=devices)
 
 
 def _fill(degrees: Mapping[str, int], total: int, what: str) -> dict[str, int]:

@@ -18,11 +18,11 @@ import re
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.contract import ExitCode
+from recipes.contract import COMPILED_FACTS_FILE, COMPILED_HLO_FILE, ExitCode
 from recipes.errors import UserError
 from recipes.hardware import CPU, generation, slice_shape
 from recipes.schema import Recipe
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh
 
-HLO_FILE = "compiled.txt"
-FACTS_FILE = "compiled.json"
 _SIZES = (
     "argument",
     "output",
@@ -136,16 +134,16 @@ def compile_to(recipe: Recipe, out: Path) -> Facts:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (HLO_FILE, FACTS_FILE):
+        for name in (COMPILED_HLO_FILE, COMPILED_FACTS_FILE):
             (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", hint="give another --out") from error
     mesh = topology_mesh(recipe)
     compiled, lower_s, compile_s = _compile(recipe, mesh)
     facts = _facts(recipe, mesh, compiled, lower_s=lower_s, compile_s=compile_s)
-    (out / HLO_FILE).write_text(compiled.as_text() or "", encoding="utf-8")
+    (out / COMPILED_HLO_FILE).write_text(compiled.as_text() or "", encoding="utf-8")
     text = json.dumps(dataclasses.asdict(facts), indent=1)
-    (out / FACTS_FILE).write_text(text + "\n", encoding="utf-8")
+    (out / COMPILED_FACTS_FILE).write_text(text + "\n", encoding="utf-8")
     return facts
 
 
@@ -277,8 +275,7 @@ def _facts(
 
 def _slices(devices: Sequence[jax.Device]) -> list[int]:
     """Slice of each device; those of a single slice do not say."""
-    of: Callable[[jax.Device], int | None] = lambda device: getattr(device, "slice_index", None)  # noqa: E731
-    return [of(device) or 0 for device in devices]
+    return [getattr(device, "slice_index", None) or 0 for device in devices]
 
 
 def _first_line(error: Exception) -> str:

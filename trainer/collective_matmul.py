@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 
-from trainer.sharding import constrain, partition_spec
+from trainer.sharding import constrain, partition_spec, pass_on
 
 _AXIS = "tensor"
 _SPLIT = ("batch", "split_sequence", None)
@@ -54,7 +54,7 @@ def _gather_local(x_btd: jax.Array, matrices_df: Sequence[jax.Array]) -> Sequenc
     length = x_btd.shape[1]
     outputs = [jnp.zeros((x_btd.shape[0], length * num_shards, m.shape[1]), x_btd.dtype) for m in matrices_df]
     for turn in range(num_shards):
-        arriving = jax.lax.ppermute(x_btd, _AXIS, _to_next(num_shards))
+        arriving = pass_on(x_btd, _AXIS)
         start = (rank - turn) % num_shards * length
         outputs = [
             jax.lax.dynamic_update_slice_in_dim(out, x_btd @ matrix_df, start, axis=1)
@@ -75,9 +75,5 @@ def _scatter_local(hidden_btf: jax.Array, matrix_fd: jax.Array) -> jax.Array:
 
     total_btd = product(0)
     for turn in range(1, num_shards):
-        total_btd = jax.lax.ppermute(total_btd, _AXIS, _to_next(num_shards)) + product(turn)
+        total_btd = pass_on(total_btd, _AXIS) + product(turn)
     return total_btd
-
-
-def _to_next(num_shards: int) -> list[tuple[int, int]]:
-    return [(shard, (shard + 1) % num_shards) for shard in range(num_shards)]

@@ -9,8 +9,8 @@ from typing import Literal
 import jax
 from jax.ad_checkpoint import checkpoint_name
 
-from recipes.hardware import CPU, slice_shape
-from recipes.parallelism import mesh_shape
+from recipes.hardware import CPU
+from recipes.parallelism import recipe_mesh
 from recipes.schema import Recipe
 
 RematPolicy = Literal["none", "minimal", "full", "named"]
@@ -36,8 +36,7 @@ class Execution:
 def execution_of(recipe: Recipe) -> Execution:
     """What the recipe says about it."""
     train, mesh = recipe.train, recipe.mesh
-    devices = slice_shape(recipe.hardware).num_devices
-    num_stages = mesh_shape(mesh, recipe.multislice, devices_per_slice=devices).total["stage"]
+    num_stages = recipe_mesh(recipe).total["stage"]
     return Execution(
         remat_policy=train.remat_policy,
         remat_save=train.remat_save,

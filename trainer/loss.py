@@ -27,7 +27,7 @@ def cross_entropy(x_btd: jax.Array, table_dv: jax.Array, targets_bt: jax.Array, 
     ``x_btd`` is in the compute dtype, ``table_dv`` as it is stored; logits are float32.
     """
     if num_chunks == 1:
-        logits_btv = _logits(x_btd, use(table_dv, _TABLE_DV, x_btd.dtype))
+        logits_btv = logits_of(x_btd, table_dv)
         label_bt = jnp.sum(
             jnp.where(_is_target(jnp.arange(table_dv.shape[1]), targets_bt), logits_btv, 0), -1
         )
@@ -36,7 +36,7 @@ def cross_entropy(x_btd: jax.Array, table_dv: jax.Array, targets_bt: jax.Array, 
 
 
 def logits_of(x_btd: jax.Array, table_dv: jax.Array) -> jax.Array:
-    """All logits, (b, t, v) in float32: for tests and small vocabularies."""
+    """Logits (b, t, v) in float32, of a table as it is stored."""
     return _logits(x_btd, use(table_dv, _TABLE_DV, x_btd.dtype))
 
 
@@ -86,7 +86,7 @@ def _forward(
     def add(carry: _Sums, chunk: tuple[jax.Array, jax.Array]) -> tuple[_Sums, None]:
         maximum_bt, total_bt, label_bt = carry
         table_dw, tokens_w = chunk
-        logits_btw = _logits(x_btd, use(table_dw, _TABLE_DV, x_btd.dtype))
+        logits_btw = logits_of(x_btd, table_dw)
         new_maximum_bt = jnp.maximum(maximum_bt, jnp.max(logits_btw, axis=-1))
         here_bt = jnp.sum(jnp.exp(logits_btw - new_maximum_bt[..., None]), axis=-1)
         total_bt = total_bt * jnp.exp(maximum_bt - new_maximum_bt) + here_bt

@@ -6,7 +6,7 @@ product scaled back. Weights and optimizer state stay as they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
@@ -19,25 +19,20 @@ _BACKWARD = {"int8": jnp.int8, "fp8": jnp.float8_e5m2}
 """Gradients have the wider range and need the fewer digits (arXiv:2209.05433)."""
 
 
-def dot_general_of(quantization: Quantization) -> Callable[..., jax.Array] | None:
-    """A stand-in for ``jax.lax.dot_general``; None for the real one."""
+def einsum_options(quantization: Quantization) -> Mapping[str, Any]:
+    """What ``jnp.einsum`` must be given beside its arrays; nothing without quantization."""
     if quantization == "none":
-        return None
+        return {}
     # qwix takes half a second to import, which unquantised training need not wait for.
     from qwix._src.core import dot_general_qt as qt
 
-    config = qt.DotGeneralQtConfig(
-        lhs_qtype=_FORWARD[quantization],
-        rhs_qtype=_FORWARD[quantization],
-        dlhs_grad_qtype=_BACKWARD[quantization],
-        drhs_grad_qtype=_BACKWARD[quantization],
-    )
+    config = qt.DotGeneralQtConfig(**_dtypes(quantization))
 
     def dot_general(x: jax.Array, y: jax.Array, dimension_numbers: Any, *_: Any, **__: Any) -> jax.Array:
         out: jax.Array = qt.dot_general_qt(x, y, dimension_numbers, config)
         return out
 
-    return dot_general
+    return {"_dot_general": dot_general}
 
 
 def grouped_matmul(
@@ -48,11 +43,17 @@ def grouped_matmul(
         return jax.lax.ragged_dot(x_rd, w_edf, group_sizes_e)
     from qwix._src.core import ragged_dot_qt as qt
 
-    config = qt.RaggedDotQtConfig(
-        lhs_qtype=_FORWARD[quantization],
-        rhs_qtype=_FORWARD[quantization],
-        dlhs_grad_qtype=_BACKWARD[quantization],
-        drhs_grad_qtype=_BACKWARD[quantization],
-    )
+    config = qt.RaggedDotQtConfig(**_dtypes(quantization))
     out: jax.Array = qt.ragged_dot_qt(x_rd, w_edf, group_sizes_e, config)
     return out
+
+
+def _dtypes(quantization: Quantization) -> Mapping[str, Any]:
+    """As qwix names them in all its configurations."""
+    forward, backward = _FORWARD[quantization], _BACKWARD[quantization]
+    return {
+        "lhs_qtype": forward,
+        "rhs_qtype": forward,
+        "dlhs_grad_qtype": backward,
+        "drhs_grad_qtype": backward,
+    }

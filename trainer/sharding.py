@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from recipes.errors import UserError
 from recipes.parallelism import BATCH_AXES
@@ -44,9 +44,6 @@ RULES: dict[str, tuple[str, ...]] = {
     "head_dim": (),
     "norm": (),
 }
-
-_GATHERED = {"embed": None}
-"""How the axes of a weight change where it is used."""
 
 _ZERO1 = {**RULES, "embed": ("fsdp", "data")}
 """The table for optimizer state under ZeRO-1."""
@@ -120,9 +117,17 @@ def axis_size(axis: str) -> int:
     return 1 if mesh.empty else mesh.shape[axis]
 
 
-def is_explicit(mesh: AbstractMesh | None = None) -> bool:
-    """Whether the sharding is part of the types of arrays."""
-    mesh = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+def pass_on[T](tree: T, axis: str) -> T:
+    """Within shard_map: gives each array to the next device of the axis, and takes that of the one before."""
+    size = jax.lax.axis_size(axis)
+    to_next = [(device, (device + 1) % size) for device in range(size)]
+    passed: T = jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, axis, to_next), tree)
+    return passed
+
+
+def is_explicit() -> bool:
+    """Whether the sharding is part of the types of arrays, by the mesh in context."""
+    mesh = jax.sharding.get_abstract_mesh()
     return not mesh.empty and AxisType.Explicit in mesh.axis_types
 
 
@@ -182,7 +187,7 @@ def use(weight: jax.Array, axes: LogicalAxes, dtype: jax.typing.DTypeLike) -> ja
     if jax.sharding.get_abstract_mesh().empty:
         return cast
     stored = partition_spec(axes)
-    gathered = partition_spec([_GATHERED.get(axis, axis) if axis else None for axis in axes])
+    gathered = partition_spec([None if axis == "embed" else axis for axis in axes])
     if is_explicit():
         return _constrain_to(cast, gathered)
     return _gather(cast, stored, gathered)

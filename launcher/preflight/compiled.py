@@ -16,10 +16,8 @@ from launcher.preflight.collectives import Collective, HostTransfers, collective
 from launcher.preflight.groups import MeshLayout
 from launcher.preflight.hlo import parse_module
 from launcher.preflight.schedule import Schedule, ScheduledCost, schedule, scheduled_cost
+from recipes.contract import COMPILED_FACTS_FILE, COMPILED_HLO_FILE
 from recipes.errors import UserError
-
-_HLO_FILE = "compiled.txt"
-_FACTS_FILE = "compiled.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,13 +78,15 @@ def read_compiled(folder: Path) -> Compiled:
     """
     hint = "write them with python -m trainer.aot RECIPE.yaml --out DIR"
     try:
-        text = (folder / _HLO_FILE).read_text(encoding="utf-8")
-        facts = json.loads((folder / _FACTS_FILE).read_text(encoding="utf-8"))
+        text = (folder / COMPILED_HLO_FILE).read_text(encoding="utf-8")
+        facts = json.loads((folder / COMPILED_FACTS_FILE).read_text(encoding="utf-8"))
         return _compiled(facts, text)
     except OSError as error:
         raise UserError(f"{error.strerror}: {error.filename}", hint=hint) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{folder / _FACTS_FILE} is not a compiled step: {error!r}", hint=hint) from error
+        raise UserError(
+            f"{folder / COMPILED_FACTS_FILE} is not a compiled step: {error!r}", hint=hint
+        ) from error
 
 
 def analyze(compiled: Compiled) -> Analysis:

@@ -88,8 +88,6 @@ def _attend_local(
 ) -> jax.Array:
     """Within shard_map: the queries of this device over all keys."""
     num_shards = jax.lax.axis_size("context")
-    if num_shards == 1 and kernel is None:
-        return attend_here(q_btnh, k_btkh, v_btkh, places, places, spec)
     if spec.exchange == "ring" and num_shards > 1:
         return attend_ring(q_btnh, k_btkh, v_btkh, places, spec, "context")
     k_bskh, v_bskh = _gathered(k_btkh, 1), _gathered(v_btkh, 1)

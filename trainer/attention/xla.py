@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from trainer.attention.masks import AttentionSpec, Places, may_attend
+from trainer.sharding import pass_on
 
 _MASKED = -1e30
 """A score of what may not be seen; finite, so that rows without any visible key stay finite."""
@@ -54,21 +55,19 @@ def attend_ring(
 
     Keys and values travel once round the ring while the queries stay (arXiv:2310.01889).
     """
-    num_shards = jax.lax.axis_size(axis)
-    to_next = [(shard, (shard + 1) % num_shards) for shard in range(num_shards)]
 
     def turn(carry: tuple[_Part, _Keys], _: None) -> tuple[tuple[_Part, _Keys], None]:
         part, keys = carry
         # Asked for before the keys are used, so that the exchange runs beside the arithmetic.
-        arriving = jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, axis, to_next), keys)
+        arriving = pass_on(keys, axis)
         part = _added(part, _attend(q_btnh, keys, places, spec))
         return (part, arriving), None
 
     keys = _Keys(k_bskh, v_bskh, places)
     # Its own keys come first: every query sees itself there, so its maximum is a real score.
     first = _attend(q_btnh, keys, places, spec)
-    keys = jax.tree.map(lambda leaf: jax.lax.ppermute(leaf, axis, to_next), keys)
-    (part, _), _ = jax.lax.scan(jax.checkpoint(turn), (first, keys), None, length=num_shards - 1)
+    num_turns = jax.lax.axis_size(axis) - 1
+    (part, _), _ = jax.lax.scan(jax.checkpoint(turn), (first, pass_on(keys, axis)), None, length=num_turns)
     return _normalised(part, q_btnh.dtype)
 
 

@@ -33,6 +33,10 @@ _DOWN_FD = ("mlp", "embed")
 _HIDDEN_BTF = ("batch", "sequence", "mlp")
 
 
+def _exchanges_while_multiplying(execution: Execution) -> bool:
+    return execution.collective_matmul and axis_size("tensor") > 1
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation in float32 with a learned scale."""
 
@@ -121,7 +125,7 @@ class Attention(nnx.Module):
 
     def _queries_keys_values(self, x_btd: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         config, out_axes = self.config, ("batch", "sequence", "heads", None)
-        if self.execution.collective_matmul and axis_size("tensor") > 1:
+        if _exchanges_while_multiplying(self.execution):
             matrices = ((self.q_dnh, _Q_DNH), (self.k_dkh, _K_DKH), (self.v_dkh, _K_DKH))
             flat = [use(m[...], axes, x_btd.dtype) for m, axes in matrices]
             outputs = gather_matmul(x_btd, [m.reshape(m.shape[0], -1) for m in flat])
@@ -137,7 +141,7 @@ class Attention(nnx.Module):
         return q_btnh, k_btkh, v_btkh
 
     def _project_out(self, out_btnh: jax.Array) -> jax.Array:
-        if self.execution.collective_matmul and axis_size("tensor") > 1:
+        if _exchanges_while_multiplying(self.execution):
             matrix = use(self.o_nhd[...], _O_NHD, out_btnh.dtype)
             flat = out_btnh.reshape(*out_btnh.shape[:2], -1)
             return matmul_scatter(flat, matrix.reshape(-1, matrix.shape[-1]))
@@ -159,7 +163,7 @@ class Mlp(nnx.Module):
 
     def __call__(self, x_btd: jax.Array) -> jax.Array:
         """``x_btd`` divided like the residual stream, and so is the output."""
-        if self.execution.collective_matmul and axis_size("tensor") > 1:
+        if _exchanges_while_multiplying(self.execution):
             matrices = [use(m[...], _UP_DF, x_btd.dtype) for m, _ in self._inputs()]
             hidden_btf = self._activated(gather_matmul(x_btd, matrices))
             down_fd = use(self.down_fd[...], _DOWN_FD, x_btd.dtype)

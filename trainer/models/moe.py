@@ -26,7 +26,7 @@ from trainer.execution import Execution, named
 from trainer.models.layers import RESIDUAL_BTD, WHOLE_BTD, Mlp
 from trainer.models.router import Router, RouterStats, Routing
 from trainer.models.weights import residual_scale, weight
-from trainer.quantization import Quantization, dot_general_of, grouped_matmul
+from trainer.quantization import Quantization, einsum_options, grouped_matmul
 from trainer.sharding import axis_size, constrain, einsum, partition_spec, use
 
 _UP_EDF = ("experts", "embed", "mlp")
@@ -155,8 +155,7 @@ def _with_capacity(
     x_becd = einsum("btd,btec->becd", x_btd, dispatch_btec, _PLACES_BECD, name="expert places")
     # From rows of the batch to experts: the all-to-all over the expert axis.
     x_becd = constrain(x_becd, _EXPERTS_BECD, "expert places")
-    dot = dot_general_of(quantization)
-    options = {} if dot is None else {"_dot_general": dot}
+    options = einsum_options(quantization)
     gate_becf = einsum("becd,edf->becf", x_becd, gate_edf, _HIDDEN_BECF, name="expert gate", **options)
     up_becf = einsum("becd,edf->becf", x_becd, up_edf, _HIDDEN_BECF, name="expert up", **options)
     hidden_becf = nnx.silu(named(gate_becf, "mlp_gate")) * named(up_becf, "mlp_up")

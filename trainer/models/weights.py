@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from recipes.schema import ModelConfig
-from trainer.quantization import dot_general_of
+from trainer.quantization import einsum_options
 from trainer.sharding import LogicalAxes, einsum, use
 
 
@@ -38,7 +38,4 @@ def project(
 ) -> jax.Array:
     """``x`` times a weight with the logical ``axes``, in the recipe's precision; ``name`` is for errors."""
     y = use(matrix[...], axes, x.dtype)
-    dot_general = dot_general_of(config.quantization)
-    if dot_general is None:
-        return einsum(subscripts, x, y, out_axes, name=name)
-    return einsum(subscripts, x, y, out_axes, name=name, _dot_general=dot_general)
+    return einsum(subscripts, x, y, out_axes, name=name, **einsum_options(config.quantization))

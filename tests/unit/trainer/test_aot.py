@@ -16,10 +16,11 @@ from benchmarks.compiled import SHIPPED, measure
 from launcher.compose import compose
 from launcher.preflight.collectives import axes_label
 from launcher.preflight.compiled import Analysis, Compiled, analyze, read_compiled
+from recipes.contract import COMPILED_FACTS_FILE, COMPILED_HLO_FILE
 from recipes.errors import UserError
 from recipes.hardware import CPU
 from recipes.load import flatten, nest
-from trainer.aot import FACTS_FILE, HLO_FILE, DoesNotFit, configure_environment, needed_and_usable
+from trainer.aot import DoesNotFit, configure_environment, needed_and_usable
 
 REPO = Path(__file__).resolve().parents[3]
 NEEDS_LIBTPU = pytest.mark.skipif(
@@ -153,15 +154,15 @@ def test_weights_are_gathered_over_fsdp_and_sums_go_over_tensor(analysis: Analys
 def test_mistakes_are_told_without_a_traceback(
     tmp_path: Path, changes: dict[str, object], returncode: int, words: str
 ) -> None:
-    (tmp_path / HLO_FILE).write_text("of an earlier step")
+    (tmp_path / COMPILED_HLO_FILE).write_text("of an earlier step")
     done = compile_recipe(tmp_path, changes)
     assert done.returncode == returncode, done.stderr
     lines = error_lines(done)
     assert lines[0].startswith("error:")
     assert words in done.stderr
     assert "Traceback" not in done.stderr
-    assert not (tmp_path / FACTS_FILE).exists()
-    assert returncode == 2 or not (tmp_path / HLO_FILE).exists()
+    assert not (tmp_path / COMPILED_FACTS_FILE).exists()
+    assert returncode == 2 or not (tmp_path / COMPILED_HLO_FILE).exists()
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -207,7 +208,7 @@ def test_the_environment_keeps_jax_off_the_chips() -> None:
     [(None, "HloModule m"), ("{}", "HloModule m"), ("[]", "HloModule m"), ("?", "HloModule m"), ("{}", None)],
 )
 def test_files_of_another_kind_are_refused(tmp_path: Path, facts: str | None, text: str | None) -> None:
-    for name, contents in ((FACTS_FILE, facts), (HLO_FILE, text)):
+    for name, contents in ((COMPILED_FACTS_FILE, facts), (COMPILED_HLO_FILE, text)):
         if contents is not None:
             (tmp_path / name).write_text(contents)
     with pytest.raises(UserError) as caught:

@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from recipes.load import keys
 from recipes.schema import Recipe
+from recipes.schema_key import Effect
 from tests.unit.trainer.gradients import assert_equal_gradients, reference
 
 MakeRecipe = Callable[..., Recipe]
@@ -110,10 +112,6 @@ EXPLICIT_EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "dropless": {"mesh.expert": 2, "mesh.tensor": 2, "model.num_shared_experts": 1},
     "capacity": {"mesh.expert": 2, "mesh.fsdp": 2, "model.expert_capacity": 1.0},
 }
-_SEMANTIC = (
-    *("model.num_layers", "model.expert", "model.num_shared", "model.attention_window"),
-    *("model.attention_soft_cap", "model.tie", "model.mlp", "data."),
-)
 
 
 def on(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +126,7 @@ def on(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def experiment(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Of the changes those that are not about how it is computed."""
-    return {key: value for key, value in changes.items() if key.startswith(_SEMANTIC)}
+    return {key: value for key, value in changes.items() if keys()[key].effect is Effect.EXPERIMENT}
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids="-".join)
