@@ -40,7 +40,7 @@ class Compiled:
     """What the compiler says of one train step, for one device."""
 
     hbm_bytes: int
-    """Arguments, temporaries, and the part of the output that reuses no argument."""
+    """The most in use at once, arguments included."""
     host_bytes: int
     cycles: int
     num_kernel_calls: int

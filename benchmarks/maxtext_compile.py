@@ -51,7 +51,10 @@ def _write(out: Path, compiled: Any, mesh: Any, seconds: float) -> None:
         "device_ids": [device.id for device in devices],
         "device_slices": [0] * len(devices),
         "usable_hbm_bytes": None,
-        "memory_bytes": {name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES},
+        "memory_bytes": {
+            **{name: getattr(memory, f"{name}_size_in_bytes") for name in SIZES},
+            "peak": memory.peak_memory_in_bytes,
+        },
         "lower_s": 0.0,
         "compile_s": round(seconds, 3),
         "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -67,8 +67,8 @@ def compiled(python: Path, pair: Pair) -> Path:
 
 
 def fingerprint(libtpu: str, pair: Pair) -> str:
-    """Changes with whatever MaxText's compiled step depends on."""
-    words = "\0".join((MAXTEXT, libtpu, *pair.flags, *COMMON, *pair.settings))
+    """Changes with whatever MaxText's compiled step and what is written of it depend on."""
+    words = "\0".join((MAXTEXT, libtpu, COMPILE.read_text(), *pair.flags, *COMMON, *pair.settings))
     return hashlib.sha256(words.encode()).hexdigest()[:16]
 
 

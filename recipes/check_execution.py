@@ -34,10 +34,12 @@ def _check_experts(recipe: Recipe) -> Iterator[Problem]:
         if model.mlp_activation != "swiglu":
             reason = "is not what experts compute"
             yield problem_of("model.mlp_activation", model.mlp_activation, reason, "use swiglu")
+        yield from _check_grouped_matmul(recipe)
         return
     idle = {
         "num_shared_experts": 0,
         "expert_capacity": None,
+        "grouped_matmul": "xla",
         "router_loss_weight": 0.0,
         "router_z_loss_weight": 0.0,
         "router_bias_rate": 0.0,
@@ -47,6 +49,18 @@ def _check_experts(recipe: Recipe) -> Iterator[Problem]:
         if value != unset:
             fix = f"use model.{name}={'null' if unset is None else unset}, or more experts"
             yield problem_of(f"model.{name}", value, "is for several experts, and model.num_experts=1", fix)
+
+
+def _check_grouped_matmul(recipe: Recipe) -> Iterator[Problem]:
+    model, key = recipe.model, "model.grouped_matmul"
+    if model.grouped_matmul == "xla":
+        return
+    if model.expert_capacity is not None:
+        reason = "is for dropless experts, and model.expert_capacity is set"
+        yield problem_of(key, model.grouped_matmul, reason, "use model.expert_capacity=null, or xla")
+    if model.quantization != "none":
+        reason = f"does not round to {model.quantization}"
+        yield problem_of(key, model.grouped_matmul, reason, "use xla, or model.quantization=none")
 
 
 def _check_remat(recipe: Recipe) -> Iterator[Problem]:

@@ -144,6 +144,10 @@ class ModelConfig:
             above=0.0,
         ),
     )
+    grouped_matmul: Literal["xla", "megablox"] = field(
+        default="xla",
+        metadata=spec("matmuls of dropless experts by name: XLA's own, or the TPU kernel", Effect.SPEED),
+    )
     router_loss_weight: float = field(
         default=0.0, metadata=spec("weight of the load-balancing loss", minimum=0.0)
     )

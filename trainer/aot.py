@@ -262,7 +262,10 @@ def _facts(
         device_ids=[device.id for device in devices],
         device_slices=_slices(devices),
         usable_hbm_bytes=usable_hbm_bytes(devices[0]),
-        memory_bytes={name: getattr(memory, f"{name}_size_in_bytes") for name in _SIZES},
+        memory_bytes={
+            **{name: getattr(memory, f"{name}_size_in_bytes") for name in _SIZES},
+            "peak": memory.peak_memory_in_bytes,
+        },
         cost={name: value for name, value in cost.items() if name in ("flops", "transcendentals")},
         lower_s=round(lower_s, 3),
         compile_s=round(compile_s, 3),

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from recipes.hardware import CPU
 from recipes.parallelism import recipe_mesh
+from recipes.parameters import divides_expert_rows
 from recipes.schema import Recipe
 
 RematPolicy = Literal["none", "minimal", "full", "named"]
@@ -25,6 +26,8 @@ class Execution:
     remat_offload: Sequence[str] = ()
     context_exchange: Literal["all_gather", "ring"] = "all_gather"
     collective_matmul: bool = False
+    divide_expert_rows: bool = False
+    """Weights of experts' outputs are gathered along rows; see `recipes.parameters.divides_expert_rows`."""
     interpret_kernels: bool = True
     """TPU kernels are interpreted: there is no TPU to run or compile them for."""
     num_stages: int = 1
@@ -36,19 +39,26 @@ class Execution:
 def execution_of(recipe: Recipe) -> Execution:
     """What the recipe says about it."""
     train, mesh = recipe.train, recipe.mesh
-    num_stages = recipe_mesh(recipe).total["stage"]
+    shape = recipe_mesh(recipe)
+    num_stages = shape.total["stage"]
     return Execution(
         remat_policy=train.remat_policy,
         remat_save=train.remat_save,
         remat_offload=train.remat_offload,
         context_exchange=mesh.context_exchange,
         collective_matmul=mesh.collective_matmul,
+        divide_expert_rows=divides_expert_rows(recipe.model, shape),
         interpret_kernels=recipe.hardware.generation == CPU,
         num_stages=num_stages,
         stage_rounds=mesh.stage_rounds,
         stage_microbatches=mesh.stage_microbatches or num_stages,
         vocab_chunks=train.vocab_chunks,
     )
+
+
+def largest_block(size: int, largest: int) -> int:
+    """The largest divisor of ``size`` up to ``largest``: kernels take blocks that leave nothing over."""
+    return max(part for part in range(1, min(size, largest) + 1) if size % part == 0)
 
 
 def named(x: jax.Array, name: str) -> jax.Array:

@@ -35,10 +35,10 @@ def einsum_options(quantization: Quantization) -> Mapping[str, Any]:
     return {"_dot_general": dot_general}
 
 
-def grouped_matmul(
-    x_rd: jax.Array, w_edf: jax.Array, group_sizes_e: jax.Array, quantization: Quantization
+def ragged_dot(
+    x_rd: jax.Array, w_edf: jax.Array, group_sizes_e: jax.Array, *, quantization: Quantization
 ) -> jax.Array:
-    """Rows of each group times the group's matrix; (r, f). On TPU ``ragged_dot`` is a kernel of its own."""
+    """``jax.lax.ragged_dot``: rows of each group times the group's matrix; (r, f)."""
     if quantization == "none":
         return jax.lax.ragged_dot(x_rd, w_edf, group_sizes_e)
     from qwix._src.core import ragged_dot_qt as qt

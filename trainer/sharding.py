@@ -39,14 +39,20 @@ RULES: dict[str, tuple[str, ...]] = {
     "kv_heads": ("tensor",),
     "mlp": ("tensor",),
     "experts": ("expert",),
+    # of an expert's output matrix, where fsdp divides its rows instead of its width
+    "expert_rows": ("tensor", "fsdp"),
+    "expert_width": (),
     "layers": ("stage",),
     "stages": ("stage",),
     "head_dim": (),
     "norm": (),
 }
 
-_ZERO1 = {**RULES, "embed": ("fsdp", "data")}
+_ZERO1 = {**RULES, "embed": ("fsdp", "data"), "expert_width": ("data",)}
 """The table for optimizer state under ZeRO-1."""
+
+_GATHERED: Mapping[str | None, str | None] = {"embed": None, "expert_rows": "mlp"}
+"""What weights are divided by while they are used; the rest as they are stored."""
 
 
 class ShardingError(UserError):
@@ -187,7 +193,7 @@ def use(weight: jax.Array, axes: LogicalAxes, dtype: jax.typing.DTypeLike) -> ja
     if jax.sharding.get_abstract_mesh().empty:
         return cast
     stored = partition_spec(axes)
-    gathered = partition_spec([None if axis == "embed" else axis for axis in axes])
+    gathered = partition_spec([_GATHERED.get(axis, axis) for axis in axes])
     if is_explicit():
         return _constrain_to(cast, gathered)
     return _gather(cast, stored, gathered)

@@ -29,16 +29,14 @@ class Memory:
     alias_bytes: int
     """Of the output, in place of arguments."""
     temp_bytes: int
+    hbm_bytes: int
+    """The most in use at once, arguments included: what the compiler holds against usable HBM. Arguments and
+    temporaries add up to more, because temporaries take the place of arguments that are used up."""
     generated_code_bytes: int
     host_bytes: int
     """In the host's memory."""
     usable_hbm_bytes: int | None
     """What the compiler lets a program use; None when it does not say."""
-
-    @property
-    def hbm_bytes(self) -> int:
-        """Arguments, what of the output does not replace them, and temporaries."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -128,6 +126,7 @@ def _compiled(facts: Mapping[str, Any], text: str) -> Compiled:
             output_bytes=sizes["output"],
             alias_bytes=sizes["alias"],
             temp_bytes=sizes["temp"],
+            hbm_bytes=sizes["peak"],
             generated_code_bytes=sizes["generated_code"],
             host_bytes=sizes["host_argument"]
             + sizes["host_output"]

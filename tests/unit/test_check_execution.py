@@ -29,6 +29,7 @@ BASE: Mapping[str, Any] = {
     "train": {"num_steps": 10, "global_batch_size": 64, "sequence_length": 1024},
 }
 EXPERTS = {"model.family": "mixtral", "model.num_experts": 4, "model.num_experts_per_token": 2}
+MEGABLOX = {**EXPERTS, "model.grouped_matmul": "megablox"}
 STAGES = {"mesh.stage": 4}
 SPLASH = {"model.attention": "splash"}
 
@@ -36,6 +37,9 @@ BAD = [
     ({"model.num_shared_experts": 1}, "model.num_shared_experts", "use model.num_shared_experts=0"),
     ({"model.expert_capacity": 1.5}, "model.expert_capacity", "use model.expert_capacity=null"),
     ({"model.router_bias_rate": 0.1}, "model.router_bias_rate", "model.router_bias_rate=0.0"),
+    ({"model.grouped_matmul": "megablox"}, "model.grouped_matmul", "model.grouped_matmul=xla"),
+    ({**MEGABLOX, "model.expert_capacity": 1.0}, "model.grouped_matmul", "model.expert_capacity=null"),
+    ({**MEGABLOX, "model.quantization": "int8"}, "model.grouped_matmul", "model.quantization=none"),
     ({**EXPERTS, "model.mlp_activation": "relu"}, "model.mlp_activation", "use swiglu"),
     ({"train.remat_save": ["query"]}, "train.remat_save", "train.remat_policy=named"),
     (
@@ -77,6 +81,7 @@ BAD = [
     ({"mesh.tensor": 2, "train.sequence_length": 1023}, "train.sequence_length", "1022 or 1024"),
 ]
 GOOD = [
+    {**MEGABLOX, "mesh.expert": 4},
     {**EXPERTS, "model.num_shared_experts": 1, "model.expert_capacity": 1.25, "mesh.expert": 4},
     {"train.remat_policy": "named", "train.remat_save": ["query"], "train.remat_offload": ["layer_input"]},
     {**STAGES, "mesh.stage_rounds": 2, "mesh.stage_microbatches": 8},

@@ -134,7 +134,7 @@ def test_steps_are_read_from_what_maxtext_prints() -> None:
 
 
 def test_both_sides_are_read_from_the_same_files(tmp_path: Path) -> None:
-    memory = {"argument": 100, "temp": 40, "output": 90, "alias": 80, "generated_code": 7}
+    memory = {"argument": 100, "temp": 40, "output": 90, "alias": 80, "peak": 130, "generated_code": 7}
     host = {f"host_{name}": 10 * (name == "temp") for name in ("argument", "temp", "output", "alias")}
     facts: dict[str, object] = dict.fromkeys(("recipe", "generation", "topology", "compiler_flags"), "")
     facts |= dict.fromkeys(("lower_s", "compile_s", "peak_rss_bytes", "usable_hbm_bytes"), 0)
@@ -143,7 +143,7 @@ def test_both_sides_are_read_from_the_same_files(tmp_path: Path) -> None:
     (tmp_path / "compiled.txt").write_text(MODULE)
     (tmp_path / "compiled.json").write_text(json.dumps(facts))
     assert read(tmp_path) == Compiled(
-        hbm_bytes=150,
+        hbm_bytes=130,
         host_bytes=10,
         cycles=700,
         num_kernel_calls=1,

@@ -17,6 +17,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ke
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
 from trainer.attention.masks import AttentionSpec
+from trainer.execution import largest_block
 
 RESIDUAL_NAME = "attention_out"
 """Name of output and normaliser for remat policies."""
@@ -28,8 +29,8 @@ def make_kernel(num_heads: int, order_t: np.ndarray, num_shards: int, spec: Atte
     length = len(order_t)
     mask = _mask(length, spec.window)
     mask.q_sequence = order_t
-    block = _largest_block(length // num_shards, spec.chunk)
-    key_block = _largest_block(length, spec.chunk)
+    block = largest_block(length // num_shards, spec.chunk)
+    key_block = largest_block(length, spec.chunk)
     sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=key_block,
@@ -76,8 +77,3 @@ def _mask(length: int, window: int | None) -> Any:
     if window is None:
         return masks.CausalMask((length, length))
     return masks.LocalMask((length, length), window_size=(window - 1, 0), offset=0)
-
-
-def _largest_block(length: int, largest: int) -> int:
-    """The largest divisor of ``length`` up to ``largest``."""
-    return max(part for part in range(1, min(length, largest) + 1) if length % part == 0)

@@ -1,7 +1,7 @@
 """Mixture of experts, one layer for every family: dropless or with a capacity, and shared experts.
 
 Dropless: tokens are sorted by expert on each device and multiplied group by group
-(``jax.lax.ragged_dot``, a kernel on TPU). With an expert axis each device keeps its experts, sees the
+(`trainer/grouped_matmul.py`). With an expert axis each device keeps its experts, sees the
 tokens of the whole axis and gives back sums: exact whatever the load.
 
 With a capacity every expert has so many places in each sequence; what is beyond them is dropped, the
@@ -23,14 +23,16 @@ from flax import nnx
 from recipes.schema import ModelConfig
 from trainer.attention.order import to_balanced, to_natural
 from trainer.execution import Execution, named
+from trainer.grouped_matmul import GroupedMatmul, grouped_matmul_of
 from trainer.models.layers import RESIDUAL_BTD, WHOLE_BTD, Mlp
 from trainer.models.router import Router, RouterStats, Routing
 from trainer.models.weights import residual_scale, weight
-from trainer.quantization import Quantization, einsum_options, grouped_matmul
+from trainer.quantization import Quantization, einsum_options
 from trainer.sharding import axis_size, constrain, einsum, partition_spec, use
 
 _UP_EDF = ("experts", "embed", "mlp")
 _DOWN_EFD = ("experts", "mlp", "embed")
+_DOWN_BY_ROWS_EFD = ("experts", "expert_rows", "expert_width")
 _PLACES_BECD = ("batch", None, "places", None)
 _EXPERTS_BECD = ("expert_batch", "experts", "places", None)
 _HIDDEN_BECF = ("expert_batch", "experts", "places", "mlp")
@@ -41,11 +43,12 @@ class Experts(nnx.Module):
 
     def __init__(self, config: ModelConfig, execution: Execution, *, rngs: nnx.Rngs) -> None:
         d, f, e = config.embed_dim, config.mlp_dim, config.num_experts
-        self.config = config
+        self.config, self.execution = config, execution
         self.router = Router(config, rngs=rngs)
         self.gate_edf = weight(rngs, (e, d, f), _UP_EDF, fan_in=d)
         self.up_edf = weight(rngs, (e, d, f), _UP_EDF, fan_in=d)
-        self.down_efd = weight(rngs, (e, f, d), _DOWN_EFD, fan_in=f, scale=residual_scale(config))
+        self.down_axes = _DOWN_BY_ROWS_EFD if execution.divide_expert_rows else _DOWN_EFD
+        self.down_efd = weight(rngs, (e, f, d), self.down_axes, fan_in=f, scale=residual_scale(config))
         if config.num_shared_experts:
             self.shared = Mlp(config, execution, config.num_shared_experts * f, rngs=rngs)
 
@@ -57,10 +60,10 @@ class Experts(nnx.Module):
         matrices = (
             use(self.gate_edf[...], _UP_EDF, x_btd.dtype),
             use(self.up_edf[...], _UP_EDF, x_btd.dtype),
-            use(self.down_efd[...], _DOWN_EFD, x_btd.dtype),
+            use(self.down_efd[...], self.down_axes, x_btd.dtype),
         )
         if config.expert_capacity is None:
-            out_btd = _dropless(whole_btd, routing, matrices, config.quantization)
+            out_btd = _dropless(whole_btd, routing, matrices, grouped_matmul_of(config, self.execution))
         else:
             num_places = expert_places(config, x_btd.shape[1])
             out_btd = _with_capacity(whole_btd, routing, matrices, num_places, config.quantization)
@@ -82,10 +85,10 @@ Matrices = tuple[jax.Array, jax.Array, jax.Array]
 
 
 def _dropless(
-    x_btd: jax.Array, routing: Routing, matrices: Matrices, quantization: Quantization
+    x_btd: jax.Array, routing: Routing, matrices: Matrices, grouped_matmul: GroupedMatmul
 ) -> jax.Array:
     if jax.sharding.get_abstract_mesh().empty:
-        return _mix(x_btd, routing, matrices, None, quantization)
+        return _mix(x_btd, routing, matrices, None, grouped_matmul)
     tokens = partition_spec(WHOLE_BTD)
     columns, rows = partition_spec(("experts", None, "mlp")), partition_spec(("experts", "mlp", None))
 
@@ -96,7 +99,7 @@ def _dropless(
                 lambda leaf: jax.lax.all_gather(leaf, "expert", axis=0, tiled=True), (x_btd, routing)
             )
             first = jax.lax.axis_index("expert") * matrices[0].shape[0]
-        out_btd = _mix(x_btd, routing, matrices, first, quantization)
+        out_btd = _mix(x_btd, routing, matrices, first, grouped_matmul)
         if first is not None:
             out_btd = jax.lax.psum_scatter(out_btd, "expert", scatter_dimension=0, tiled=True)
         if jax.lax.axis_size("tensor") > 1:
@@ -118,7 +121,7 @@ def _mix(
     routing: Routing,
     matrices: Matrices,
     first_expert: jax.Array | None,
-    quantization: Quantization,
+    grouped_matmul: GroupedMatmul,
 ) -> jax.Array:
     """What the experts from ``first_expert`` on add for these tokens; None: all experts are here."""
     gate_edf, up_edf, down_efd = matrices
@@ -139,9 +142,9 @@ def _mix(
         return jnp.where((jnp.arange(len(x_rd)) < jnp.sum(group_sizes_e))[:, None], x_rd, 0)
 
     x_rd = in_groups(x_md[order_r // num_chosen])
-    gate_rf = named(grouped_matmul(x_rd, gate_edf, group_sizes_e, quantization), "mlp_gate")
-    up_rf = named(grouped_matmul(x_rd, up_edf, group_sizes_e, quantization), "mlp_up")
-    out_rd = in_groups(grouped_matmul(nnx.silu(gate_rf) * up_rf, down_efd, group_sizes_e, quantization))
+    gate_rf = named(grouped_matmul(x_rd, gate_edf, group_sizes_e), "mlp_gate")
+    up_rf = named(grouped_matmul(x_rd, up_edf, group_sizes_e), "mlp_up")
+    out_rd = in_groups(grouped_matmul(nnx.silu(gate_rf) * up_rf, down_efd, group_sizes_e))
     unsorted_mpd = out_rd[jnp.argsort(order_r)].reshape(-1, num_chosen, x_btd.shape[-1])
     gate_mp = routing.gate_btp.reshape(-1, num_chosen)
     return jnp.einsum("mpd,mp->md", unsorted_mpd, gate_mp).reshape(x_btd.shape)

@@ -95,6 +95,7 @@ EXPERT_FORMS: Mapping[str, Mapping[str, Any]] = {
     "pipeline": {"mesh.expert": 2, "mesh.stage": 2},
     "capacity": {"model.expert_capacity": 0.75, "mesh.expert": 2, "mesh.context": 2},
     "shared": {"model.num_shared_experts": 2, "mesh.expert": 2, "mesh.tensor": 2},
+    "megablox": {"model.grouped_matmul": "megablox", "mesh.expert": 2, "mesh.fsdp": 2, "mesh.tensor": 2},
     "named": {
         "train.remat_policy": "named",
         "train.remat_save": ["mlp_gate"],
@@ -111,6 +112,7 @@ EXPLICIT: Mapping[str, Mapping[str, Any]] = {
 EXPLICIT_EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "dropless": {"mesh.expert": 2, "mesh.tensor": 2, "model.num_shared_experts": 1},
     "capacity": {"mesh.expert": 2, "mesh.fsdp": 2, "model.expert_capacity": 1.0},
+    "megablox": {"mesh.expert": 2, "mesh.fsdp": 2, "model.grouped_matmul": "megablox"},
 }
 
 
