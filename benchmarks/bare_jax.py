@@ -73,8 +73,8 @@ def forward(
     x = by_row(weights["embedding"].astype(dtype)[tokens])
     x, _ = jax.lax.scan(lambda x, w: (by_row(layer(config, x, w)), None), x, weights["layers"])
     x = norm(x, weights["final_norm"], config.norm_epsilon)
-    output = weights["embedding"].T if config.tie_embeddings else weights["output"]
-    return by_row(jnp.einsum("btd,dv->btv", x, output.astype(dtype), preferred_element_type=jnp.float32))
+    output = weights["embedding"] if config.tie_embeddings else weights["output"]
+    return by_row(jnp.einsum("btd,vd->btv", x, output.astype(dtype), preferred_element_type=jnp.float32))
 
 
 def weights_of(params: dict[str, Any]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def weights_of(params: dict[str, Any]) -> dict[str, Any]:
         "layers": layers,
         "final_norm": params["final_norm"]["scale_d"],
     }
-    return weights if "output_dv" not in params else {**weights, "output": params["output_dv"]}
+    return weights if "output_vd" not in params else {**weights, "output": params["output_vd"]}
 
 
 def new_weights(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def new_weights(config: ModelConfig, key: jax.Array) -> dict[str, Any]:
     weights = {"embedding": 0.02 * jax.random.normal(next(keys), (v, d)), "layers": layers}
     weights["final_norm"] = jnp.ones(d)
     if not config.tie_embeddings:
-        weights["output"] = 0.02 * jax.random.normal(next(keys), (d, v))
+        weights["output"] = 0.02 * jax.random.normal(next(keys), (v, d))
     return weights
 
 

@@ -40,7 +40,7 @@ class Compiled:
     """What the compiler says of one train step, for one device."""
 
     hbm_bytes: int
-    """The most in use at once, arguments included."""
+    """What a device must have: :attr:`launcher.preflight.compiled.Memory.hbm_bytes`."""
     host_bytes: int
     cycles: int
     num_kernel_calls: int

@@ -28,10 +28,11 @@ def configure_platform(recipe: Recipe, num_processes: int) -> None:
     """Makes the CPU stand-in devices of this process; nothing on TPU. Call before any JAX computation."""
     if recipe.hardware.generation != "cpu":
         return
-    # Devices that wait in a collective hold a thread each, and a step may have several collectives under
-    # way: with XLA's usual one thread a core, they now and then wait for ever ("Termination timeout").
-    os.environ.setdefault("NPROC", str(_MIN_CPU_THREADS))
     total = slice_shape(recipe.hardware).num_devices * recipe.multislice.num_slices
+    if total > 1:
+        # Devices that wait in a collective hold a thread each, and a step may have several collectives under
+        # way: with XLA's usual one thread a core, they now and then wait for ever ("Termination timeout").
+        os.environ.setdefault("NPROC", str(_MIN_CPU_THREADS))
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", total // num_processes)
     # Devices of one process meet in memory; across processes the CPU client needs gloo.

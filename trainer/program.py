@@ -211,7 +211,7 @@ def _loss(
     order_t = balanced_order(tokens_bt.shape[1], axis_size("context"))
     places = Places(constrain(jnp.asarray(order_t), ("sequence",), "positions"), segments_bt)
     hidden_btd, stats_l = model(_placed(tokens_bt), places, dropout_key)
-    mean = cross_entropy(hidden_btd, model.table_dv, _placed(targets_bt), recipe.train.vocab_chunks)
+    mean = cross_entropy(hidden_btd, model.table_vd, _placed(targets_bt), recipe.train.vocab_chunks)
     total = mean if recipe.model.num_experts == 1 else mean + router_loss(recipe.model, stats_l)
     return total, Outcome(mean, stats_l.load_e)
 

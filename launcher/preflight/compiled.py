@@ -29,14 +29,24 @@ class Memory:
     alias_bytes: int
     """Of the output, in place of arguments."""
     temp_bytes: int
-    hbm_bytes: int
-    """The most in use at once, arguments included: what the compiler holds against usable HBM. Arguments and
-    temporaries add up to more, because temporaries take the place of arguments that are used up."""
+    peak_bytes: int
+    """The most in use at once, arguments included, in HBM and in the host's memory together."""
     generated_code_bytes: int
     host_bytes: int
     """In the host's memory."""
     usable_hbm_bytes: int | None
     """What the compiler lets a program use; None when it does not say."""
+
+    @property
+    def hbm_bytes(self) -> int:
+        """What a device must have for the program: the smaller of two upper bounds.
+
+        Temporaries count twice what takes the place of arguments that are used up, so that for large states
+        arguments and temporaries add up to more than the compiler itself holds against usable HBM, which is
+        the peak. The peak in turn has the host's memory in it.
+        """
+        own_bytes = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
+        return min(own_bytes, self.peak_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -126,7 +136,7 @@ def _compiled(facts: Mapping[str, Any], text: str) -> Compiled:
             output_bytes=sizes["output"],
             alias_bytes=sizes["alias"],
             temp_bytes=sizes["temp"],
-            hbm_bytes=sizes["peak"],
+            peak_bytes=sizes["peak"],
             generated_code_bytes=sizes["generated_code"],
             host_bytes=sizes["host_argument"]
             + sizes["host_output"]

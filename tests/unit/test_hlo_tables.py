@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from launcher.compose import compose
 from launcher.preflight.compiled import analyze, read_compiled
 from tests.unit.hlo_support import FOLDER
 
-FACTS = {
+FACTS: dict[str, Any] = {
     "recipe": "llama3-8b-v5e-16x16",
     "generation": "v5e",
     "topology": "2x4",
@@ -55,10 +56,17 @@ def rows(tmp_path: Path) -> list[Row]:
     ]
 
 
-def test_memory_is_the_most_in_use_at_once(rows: list[Row]) -> None:
+@pytest.mark.parametrize(("peak_gib", "hbm_gib"), [(11, 11), (13, 12)])
+def test_memory_is_the_smaller_of_two_bounds(peak_gib: int, hbm_gib: int, tmp_path: Path) -> None:
+    sizes = {**FACTS["memory_bytes"], "peak": peak_gib * 2**30}
+    (tmp_path / "compiled.json").write_text(json.dumps({**FACTS, "memory_bytes": sizes}))
+    (tmp_path / "compiled.txt").write_bytes((FOLDER / "tensor_sum.txt").read_bytes())
+    assert read_compiled(tmp_path).memory.hbm_bytes == hbm_gib * 2**30
+
+
+def test_host_memory_adds_up(rows: list[Row]) -> None:
     assert rows[0].compiled is not None
     memory = rows[0].compiled.memory
-    assert memory.hbm_bytes == 11 * 2**30
     assert memory.host_bytes == 3 * 2**30
 
 

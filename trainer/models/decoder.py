@@ -26,7 +26,6 @@ from trainer.models.weights import weight
 from trainer.sharding import constrain, lookup
 
 _TABLE_VD = ("vocab", "embed")
-_OUTPUT_DV = ("embed", "vocab")
 
 
 class Block(nnx.Module):
@@ -70,7 +69,7 @@ class Decoder(nnx.Module):
         self.blocks = _stacked_blocks(config, execution, rngs)
         self.final_norm = RMSNorm(d, config.norm_epsilon)
         if not config.tie_embeddings:
-            self.output_dv = weight(rngs, (d, v), _OUTPUT_DV, fan_in=d)
+            self.output_vd = weight(rngs, (v, d), _TABLE_VD, fan_in=d)
 
     def __call__(
         self, tokens_bt: jax.Array, places: Places, dropout_key: jax.Array | None = None
@@ -90,9 +89,9 @@ class Decoder(nnx.Module):
         return constrain(self.final_norm(x_btd), WHOLE_BTD, "hidden state"), stats_l
 
     @property
-    def table_dv(self) -> jax.Array:
+    def table_vd(self) -> jax.Array:
         """The matrix that turns hidden states into logits, in the weights' dtype."""
-        return self.embedding_vd[...].T if self.config.tie_embeddings else self.output_dv[...]
+        return self.embedding_vd[...] if self.config.tie_embeddings else self.output_vd[...]
 
     def _scan(
         self, x_btd: jax.Array, places: Places, dropout_key: jax.Array | None

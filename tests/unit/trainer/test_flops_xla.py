@@ -70,7 +70,7 @@ def _flops_by_xla(model: ModelConfig) -> float:
     def loss(state: nnx.State[Any, Any], tokens_bt: jax.Array) -> jax.Array:
         decoder = nnx.merge(graphdef, state)
         hidden_btd, _ = decoder(tokens_bt, Places(jnp.arange(LENGTH), None))
-        return cross_entropy(hidden_btd, decoder.table_dv, tokens_bt, 1)
+        return cross_entropy(hidden_btd, decoder.table_vd, tokens_bt, 1)
 
     cost = jax.jit(jax.grad(loss)).lower(state, tokens_bt).cost_analysis()
     assert cost is not None

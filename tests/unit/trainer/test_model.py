@@ -33,7 +33,7 @@ def places(length: int) -> Places:
 
 
 def logits(model: Decoder, tokens_bt: jax.Array, key: jax.Array | None = None) -> jax.Array:
-    return logits_of(model(tokens_bt, places(tokens_bt.shape[1]), key)[0], model.table_dv)
+    return logits_of(model(tokens_bt, places(tokens_bt.shape[1]), key)[0], model.table_vd)
 
 
 def tokens(recipe: Recipe) -> jax.Array:

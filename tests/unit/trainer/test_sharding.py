@@ -63,7 +63,7 @@ def test_zero1_divides_moments_and_not_weights(small: MakeRecipe, changes: dict[
     state = build_program(recipe, make_mesh(recipe)).state
     parts = jax.tree.leaves(state.opt_state, is_leaf=lambda node: hasattr(node, "nu"))
     adam = next(part for part in parts if hasattr(part, "nu"))
-    weight, first = state.params["output_dv"], adam.mu["output_dv"]
+    weight, first = state.params["output_vd"], adam.mu["output_vd"]
     assert np.prod(weight.sharding.shard_shape(weight.shape)) == weight.size // 2
     assert np.prod(first.sharding.shard_shape(first.shape)) == first.size // 8
-    assert adam.nu["output_dv"].dtype == recipe.optimizer.second_moment_dtype
+    assert adam.nu["output_vd"].dtype == recipe.optimizer.second_moment_dtype
