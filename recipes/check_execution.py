@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from recipes.errors import Problem, problem_of
+from recipes.hardware import CPU
 from recipes.load import nearest
 from recipes.parallelism import MeshShape, recipe_mesh
 from recipes.remat import REMAT_TENSORS
@@ -24,6 +25,7 @@ def check_execution(recipe: Recipe) -> Iterator[Problem]:
     except ValueError:
         return
     yield from _check_stages(recipe, mesh)
+    yield from _check_grouped_matmul(recipe, mesh)
     yield from _check_attention(recipe, mesh)
     yield from _check_vocabulary(recipe, mesh)
 
@@ -34,7 +36,6 @@ def _check_experts(recipe: Recipe) -> Iterator[Problem]:
         if model.mlp_activation != "swiglu":
             reason = "is not what experts compute"
             yield problem_of("model.mlp_activation", model.mlp_activation, reason, "use swiglu")
-        yield from _check_grouped_matmul(recipe)
         return
     idle = {
         "num_shared_experts": 0,
@@ -51,9 +52,9 @@ def _check_experts(recipe: Recipe) -> Iterator[Problem]:
             yield problem_of(f"model.{name}", value, "is for several experts, and model.num_experts=1", fix)
 
 
-def _check_grouped_matmul(recipe: Recipe) -> Iterator[Problem]:
+def _check_grouped_matmul(recipe: Recipe, mesh: MeshShape) -> Iterator[Problem]:
     model, key = recipe.model, "model.grouped_matmul"
-    if model.grouped_matmul == "xla":
+    if model.grouped_matmul == "xla" or model.num_experts == 1:
         return
     if model.expert_capacity is not None:
         reason = "is for dropless experts, and model.expert_capacity is set"
@@ -61,6 +62,20 @@ def _check_grouped_matmul(recipe: Recipe) -> Iterator[Problem]:
     if model.quantization != "none":
         reason = f"does not round to {model.quantization}"
         yield problem_of(key, model.grouped_matmul, reason, "use xla, or model.quantization=none")
+    rows = _routed_rows(recipe, mesh)
+    if recipe.hardware.generation != CPU and rows % KERNEL_LANES:
+        reason = f"takes multiples of {KERNEL_LANES} rows, and a device has {rows} routed tokens at once"
+        fix = f"use a train.sequence_length that {KERNEL_LANES * mesh.total['context']} divides, or xla"
+        yield problem_of(key, model.grouped_matmul, reason, fix)
+
+
+def _routed_rows(recipe: Recipe, mesh: MeshShape) -> int:
+    """Tokens of a device's part of the batch, times the experts that each is sent to."""
+    train, context = recipe.train, mesh.total["context"]
+    parts = recipe.mesh.stage_microbatches or mesh.total["stage"]
+    sequences = train.global_batch_size // (train.grad_accum_steps * mesh.batch_shards * parts)
+    rows = sequences * (train.sequence_length // context) * recipe.model.num_experts_per_token
+    return rows * mesh.total["expert"]
 
 
 def _check_remat(recipe: Recipe) -> Iterator[Problem]:

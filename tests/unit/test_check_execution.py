@@ -30,6 +30,7 @@ BASE: Mapping[str, Any] = {
 }
 EXPERTS = {"model.family": "mixtral", "model.num_experts": 4, "model.num_experts_per_token": 2}
 MEGABLOX = {**EXPERTS, "model.grouped_matmul": "megablox"}
+V5E = {"hardware.generation": "v5e", "hardware.topology": "4x4", "target.kind": "tpu"}
 STAGES = {"mesh.stage": 4}
 SPLASH = {"model.attention": "splash"}
 
@@ -38,6 +39,11 @@ BAD = [
     ({"model.expert_capacity": 1.5}, "model.expert_capacity", "use model.expert_capacity=null"),
     ({"model.router_bias_rate": 0.1}, "model.router_bias_rate", "model.router_bias_rate=0.0"),
     ({"model.grouped_matmul": "megablox"}, "model.grouped_matmul", "model.grouped_matmul=xla"),
+    (
+        {**MEGABLOX, **V5E, "train.sequence_length": 1001},
+        "model.grouped_matmul",
+        "that 128 divides",
+    ),
     ({**MEGABLOX, "model.expert_capacity": 1.0}, "model.grouped_matmul", "model.expert_capacity=null"),
     ({**MEGABLOX, "model.quantization": "int8"}, "model.grouped_matmul", "model.quantization=none"),
     ({**EXPERTS, "model.mlp_activation": "relu"}, "model.mlp_activation", "use swiglu"),
@@ -81,7 +87,8 @@ BAD = [
     ({"mesh.tensor": 2, "train.sequence_length": 1023}, "train.sequence_length", "1022 or 1024"),
 ]
 GOOD = [
-    {**MEGABLOX, "mesh.expert": 4},
+    {**MEGABLOX, "mesh.expert": 4, "train.sequence_length": 1001},
+    {**MEGABLOX, **V5E},
     {**EXPERTS, "model.num_shared_experts": 1, "model.expert_capacity": 1.25, "mesh.expert": 4},
     {"train.remat_policy": "named", "train.remat_save": ["query"], "train.remat_offload": ["layer_input"]},
     {**STAGES, "mesh.stage_rounds": 2, "mesh.stage_microbatches": 8},
