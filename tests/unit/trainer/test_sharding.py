@@ -12,7 +12,7 @@ import pytest
 from recipes.schema import Recipe
 from trainer.devices import make_mesh
 from trainer.program import build_program
-from trainer.sharding import ShardingError, check_shape, constrain
+from trainer.sharding import ShardingError, _by_rows, check_shape, constrain, einsum
 
 MakeRecipe = Callable[..., Recipe]
 
@@ -55,6 +55,40 @@ def test_an_activation_is_refused_while_it_is_traced(small: MakeRecipe) -> None:
     mesh = make_mesh(small({"mesh.fsdp": 2, "mesh.context": 4}))
     with jax.set_mesh(mesh), pytest.raises(ShardingError, match=r"hidden .*sequence 6.*context 4"):
         jax.eval_shape(lambda x: constrain(x, ("batch", "sequence"), "hidden"), jnp.zeros((4, 6)))
+
+
+@pytest.mark.parametrize(
+    ("subscripts", "by_rows"),
+    [
+        ("btd,df->btf", "md,df->mf"),
+        ("btd,dnh->btnh", "md,dnh->mnh"),
+        ("btnh,nhd->btd", "mnh,nhd->md"),
+        ("btd,btw->wd", None),
+        ("btd,btec->becd", None),
+        ("becd,edf->becf", None),
+    ],
+)
+def test_batch_and_sequence_are_one_dimension_of_rows(subscripts: str, by_rows: str | None) -> None:
+    assert _by_rows(subscripts) == by_rows
+
+
+@pytest.mark.parametrize("changes", [{"mesh.fsdp": 8}, {"mesh.fsdp": 4, "mesh.tensor": 2}])
+def test_matmuls_of_rows_are_those_of_einsum(small: MakeRecipe, changes: dict[str, int]) -> None:
+    rng = np.random.default_rng(3)
+    x_btd, w_df = rng.standard_normal((8, 4, 6)), rng.standard_normal((6, 10))
+
+    def loss(x_btd: jax.Array, w_df: jax.Array) -> jax.Array:
+        out_btf = einsum("btd,df->btf", x_btd, w_df, ("batch", "sequence", "mlp"), name="out")
+        return jnp.sum(jnp.sin(out_btf))
+
+    expected = jax.value_and_grad(loss, argnums=(0, 1))(x_btd, w_df)
+    mesh = make_mesh(small(changes))
+    with jax.set_mesh(mesh):
+        found = jax.jit(jax.value_and_grad(loss, argnums=(0, 1)))(x_btd, w_df)
+        text = jax.jit(loss).lower(x_btd, w_df).as_text()
+    assert ("tensor<32x6xf32>" in text) == ("mesh.tensor" not in changes)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("changes", [{}, {"optimizer.second_moment_dtype": "bfloat16"}])
