@@ -40,7 +40,7 @@ class Compiled:
     """What the compiler says of one train step, for one device."""
 
     hbm_bytes: int
-    """What a device must have: :attr:`launcher.preflight.compiled.Memory.hbm_bytes`."""
+    """The most in use at once: :attr:`launcher.preflight.compiled.Analysis.hbm_bytes`."""
     host_bytes: int
     cycles: int
     num_kernel_calls: int
@@ -78,7 +78,7 @@ def read(folder: Path) -> Compiled:
         if not each.is_async:
             waiting[each.kind] = waiting.get(each.kind, 0) + each.total_bytes
     return Compiled(
-        hbm_bytes=step.memory.hbm_bytes,
+        hbm_bytes=analysis.hbm_bytes,
         host_bytes=step.memory.host_bytes,
         cycles=analysis.cost.estimated_cycles,
         num_kernel_calls=sum(call.count for call in analysis.cost.kernels),

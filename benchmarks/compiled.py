@@ -101,7 +101,7 @@ def described(row: Row) -> Iterator[str]:
     )
     yield (
         f"  arguments {_gib(memory.argument_bytes)}, temporaries {_gib(memory.temp_bytes)},"
-        f" host {_gib(memory.host_bytes)}; {_gib(memory.hbm_bytes)} of {_usable(row.compiled)} GiB HBM"
+        f" host {_gib(memory.host_bytes)}; {_gib(row.analysis.hbm_bytes)} of {_usable(row.compiled)} GiB HBM"
     )
     yield f"  {cost.estimated_cycles:.4g} cycles, {cost.matmul_flops:.4g} FLOP outside of kernels"
     for kernel in cost.kernels:
@@ -134,7 +134,7 @@ def markdown(rows: Sequence[Row]) -> Iterator[str]:
             _gib(memory.argument_bytes),
             _gib(memory.temp_bytes),
             _gib(memory.host_bytes),
-            f"{_gib(memory.hbm_bytes)} of {_usable(row.compiled)}",
+            f"{_gib(row.analysis.hbm_bytes)} of {_usable(row.compiled)}",
             f"{cost.matmul_flops:.3g}",
             f"{cost.estimated_cycles:.3g}",
             f"{_gib(host.to_host_bytes)}, {_gib(host.from_host_bytes)}",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.preflight.buffers import Peak, peak_of
 from launcher.preflight.collectives import Collective, HostTransfers, collectives, host_transfers
 from launcher.preflight.groups import MeshLayout
 from launcher.preflight.hlo import parse_module
@@ -30,23 +31,14 @@ class Memory:
     """Of the output, in place of arguments."""
     temp_bytes: int
     peak_bytes: int
-    """The most in use at once, arguments included, in HBM and in the host's memory together."""
+    """The most in use at once, arguments included, in HBM and in the host's memory together. This, not the
+    sum of arguments and temporaries, is what the compiler holds against usable HBM: the sum counts twice what
+    takes the place of arguments that are used up."""
     generated_code_bytes: int
     host_bytes: int
     """In the host's memory."""
     usable_hbm_bytes: int | None
     """What the compiler lets a program use; None when it does not say."""
-
-    @property
-    def hbm_bytes(self) -> int:
-        """What a device must have for the program: the smaller of two upper bounds.
-
-        Temporaries count twice what takes the place of arguments that are used up, so that for large states
-        arguments and temporaries add up to more than the compiler itself holds against usable HBM, which is
-        the peak. The peak in turn has the host's memory in it.
-        """
-        own_bytes = self.argument_bytes + self.output_bytes - self.alias_bytes + self.temp_bytes
-        return min(own_bytes, self.peak_bytes)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,6 +68,10 @@ class Analysis:
     cost: ScheduledCost
     collectives: Sequence[Collective]
     host: HostTransfers
+    peak: Peak
+    hbm_bytes: int
+    """What the device must have: the compiler's peak. Of a program that uses the host's memory, which that
+    peak has in it, the peak of its schedule (`launcher/preflight/buffers.py`)."""
 
 
 def read_compiled(folder: Path) -> Compiled:
@@ -105,11 +101,14 @@ def analyze(compiled: Compiled) -> Analysis:
     """
     try:
         plan = schedule(parse_module(compiled.hlo_text))
+        peak, memory = peak_of(plan.module), compiled.memory
         return Analysis(
             schedule=plan,
             cost=scheduled_cost(plan),
             collectives=collectives(plan, compiled.mesh),
             host=host_transfers(plan),
+            peak=peak,
+            hbm_bytes=peak.size_bytes if memory.host_bytes else memory.peak_bytes,
         )
     except (ValueError, LookupError) as error:
         raise UserError(

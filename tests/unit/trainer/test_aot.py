@@ -109,7 +109,16 @@ def test_arguments_are_weights_and_moments_in_float32(compiled: Compiled) -> Non
 def test_usable_hbm_is_less_than_the_chip_has(compiled: Compiled) -> None:
     assert compiled.memory.usable_hbm_bytes is not None
     assert 15 * 2**30 < compiled.memory.usable_hbm_bytes < 16 * 2**30
-    assert compiled.memory.hbm_bytes < compiled.memory.usable_hbm_bytes
+    assert compiled.memory.peak_bytes < compiled.memory.usable_hbm_bytes
+
+
+@NEEDS_LIBTPU
+def test_the_peak_read_off_the_schedule_is_nearly_the_compilers(
+    compiled: Compiled, analysis: Analysis
+) -> None:
+    assert analysis.hbm_bytes == compiled.memory.peak_bytes
+    assert analysis.peak.size_bytes == pytest.approx(compiled.memory.peak_bytes, rel=0.15)
+    assert any(buffer.is_argument for buffer in analysis.peak.buffers)
 
 
 @NEEDS_LIBTPU
