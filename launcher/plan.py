@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.text import size_text
 from recipes.contract import Env
 from recipes.elastic import with_slices
 from recipes.fingerprint import fingerprint
@@ -378,14 +379,14 @@ def _training_rows(plan: Plan) -> Iterator[tuple[str, str]]:
     of_experts = f", {active:,} for each token" if active != model.num_parameters else ""
     yield "parameters", f"{model.num_parameters:,}{of_experts}"
     hbm = plan.hardware.hbm_bytes_per_device
-    available = f" of {_size(hbm)} HBM" if hbm else ""
-    yield "state", f"{_size(model.state_bytes_per_device)} a device{available} (weights, 2 moments)"
+    available = f" of {size_text(hbm)} HBM" if hbm else ""
+    yield "state", f"{size_text(model.state_bytes_per_device)} a device{available} (weights, 2 moments)"
     intervals = [
         f"{saving.save_interval_steps} steps" if saving.save_interval_steps else "",
         f"{saving.save_interval_minutes:g} minutes" if saving.save_interval_minutes else "",
     ]
     every = " or ".join(filter(None, intervals))
-    sizes = f"{_size(saving.checkpoint_bytes)} each, {_size(saving.kept_bytes)} kept"
+    sizes = f"{size_text(saving.checkpoint_bytes)} each, {size_text(saving.kept_bytes)} kept"
     yield "checkpoint", f"every {every}, the newest {saving.keep}: {sizes}"
 
 
@@ -413,12 +414,3 @@ def _option_rows(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _size(size_bytes: int) -> str:
-    size, unit = float(size_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.1f} {unit}" if unit != "B" else f"{size_bytes} B"

@@ -1,4 +1,4 @@
-"""Text from elsewhere (logs, run directories) made harmless for a terminal."""
+"""Text from elsewhere (logs, run directories) made harmless for a terminal, and sizes in words."""
 
 from __future__ import annotations
 
@@ -16,6 +16,16 @@ def one_line(text: str, limit: int = 300) -> str:
     """``text`` printable, on one line and not longer than ``limit`` characters."""
     joined = " ".join(printable(text).split())
     return joined if len(joined) <= limit else joined[: limit - 3] + "..."
+
+
+def size_text(size_bytes: int) -> str:
+    """``size_bytes`` with the binary unit that suits it."""
+    size, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if size < 1024:
+            break
+        size, unit = size / 1024, larger
+    return f"{size:.1f} {unit}" if unit != "B" else f"{size_bytes} B"
 
 
 def _escaped(char: str) -> str:

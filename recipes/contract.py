@@ -244,6 +244,9 @@ COMPILED_HLO_FILE = "compiled.txt"
 COMPILED_FACTS_FILE = "compiled.json"
 """What `python -m trainer.aot` leaves: the scheduled program, and what the compiler says of it."""
 
+COMPILE_PROBLEM_FILE = "problem.json"
+"""What it leaves instead when the step does not compile: a :class:`CompileProblem`."""
+
 STACKS_FILE = "stacks.txt"
 """In the scratch directory once SIGUSR1 is safe: the trainer appends all its stacks at each one."""
 
@@ -285,6 +288,18 @@ class Failure:
     message: str
     hint: str
     time_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CompileProblem:
+    """Why a train step was not compiled: the body of COMPILE_PROBLEM_FILE."""
+
+    exit_code: int
+    message: str
+    hint: str
+    needed_bytes: int | None
+    """HBM that it needs on a device and that there is, when it does not fit; else None."""
+    usable_bytes: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

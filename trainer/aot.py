@@ -9,6 +9,7 @@ code is 1 where the step does not compile, for example because it does not fit i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib.metadata
 import importlib.util
@@ -22,7 +23,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from recipes.contract import COMPILED_FACTS_FILE, COMPILED_HLO_FILE, ExitCode
+from recipes.contract import (
+    COMPILE_PROBLEM_FILE,
+    COMPILED_FACTS_FILE,
+    COMPILED_HLO_FILE,
+    CompileProblem,
+    ExitCode,
+)
 from recipes.errors import UserError
 from recipes.hardware import CPU, generation, slice_shape
 from recipes.schema import Recipe
@@ -104,12 +111,30 @@ def main() -> int:
 
         facts = compile_to(read_recipe(arguments.recipe), arguments.out)
     except UserError as error:
+        _write_problem(arguments.out, error)
         print(f"error: {error.message}", file=sys.stderr)
         if error.hint:
             print(f"hint: {error.hint}", file=sys.stderr)
         return int(error.exit_code)
     print(f"{facts.recipe}: compiled in {facts.compile_s:.0f} s, {arguments.out}", file=sys.stderr)
     return ExitCode.COMPLETE
+
+
+def _write_problem(out: Path, error: UserError) -> None:
+    sizes = (error.needed_bytes, error.usable_bytes) if isinstance(error, DoesNotFit) else (None, None)
+    problem = CompileProblem(
+        exit_code=int(error.exit_code),
+        message=error.message,
+        hint=error.hint,
+        needed_bytes=sizes[0],
+        usable_bytes=sizes[1],
+    )
+    # Where it cannot be written, standard error still says it.
+    with contextlib.suppress(OSError):
+        out.mkdir(parents=True, exist_ok=True)
+        (out / COMPILE_PROBLEM_FILE).write_text(
+            json.dumps(dataclasses.asdict(problem)) + "\n", encoding="utf-8"
+        )
 
 
 def configure_environment(environment: dict[str, str] | os._Environ[str]) -> None:
@@ -134,7 +159,7 @@ def compile_to(recipe: Recipe, out: Path) -> Facts:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        for name in (COMPILED_HLO_FILE, COMPILED_FACTS_FILE):
+        for name in (COMPILED_HLO_FILE, COMPILED_FACTS_FILE, COMPILE_PROBLEM_FILE):
             (out / name).unlink(missing_ok=True)
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", hint="give another --out") from error

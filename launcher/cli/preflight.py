@@ -1,0 +1,110 @@
+"""``muster preflight``: the train step compiled for TPUs that are not here, before anything is paid for."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli import output
+from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
+from recipes.contract import ExitCode
+
+if TYPE_CHECKING:
+    from launcher.preflight.compiler import Limits, Usage
+    from launcher.preflight.report import Report
+    from recipes.schema import Recipe
+
+_PLAIN_PERIOD_S = 10.0
+_GIB = 2**30
+
+
+@click.command("preflight")
+@recipe_arguments()
+@json_option
+@click.option(
+    "--time-limit",
+    "time_limit_s",
+    metavar="SECONDS",
+    type=click.FloatRange(min=1),
+    default=3600,
+    show_default=True,
+    help="Stop the compiler after this long.",
+)
+@click.option(
+    "--memory-limit",
+    "memory_limit_gib",
+    metavar="GIB",
+    type=click.FloatRange(min=0.25),
+    default=8,
+    show_default=True,
+    help="Stop the compiler when it takes more memory than this.",
+)
+@click.option("--fresh", is_flag=True, help="Compile even if the same step was compiled before.")
+def command(
+    recipe: str,
+    overrides: Sequence[str],
+    search: Sequence[Path],
+    as_json: bool,
+    time_limit_s: float,
+    memory_limit_gib: float,
+    fresh: bool,
+) -> None:
+    """Say whether a recipe's train step compiles and fits, by the TPU compiler itself.
+
+    No TPU is needed. Exits with 0 if it fits and with 1 if it does not.
+    """
+    from launcher.preflight.compiler import Limits
+    from launcher.preflight.report import render
+
+    limits = Limits(time_s=time_limit_s, memory_bytes=round(memory_limit_gib * _GIB))
+    report = _report(compose_recipe(recipe, overrides, search).recipe, limits, fresh)
+    output.data_json(report.to_json()) if as_json else output.data(render(report))
+    if not report.fits:
+        raise click.exceptions.Exit(ExitCode.EXPERIMENT_FAILED)
+
+
+def _report(recipe: Recipe, limits: Limits, fresh: bool) -> Report:
+    from launcher.preflight.compiled import analyze
+    from launcher.preflight.compiler import CompileError, compile_step
+    from launcher.preflight.report import fitting, not_fitting
+
+    try:
+        with _progress(recipe) as watch:
+            compiled = compile_step(recipe, limits=limits, watch=watch, fresh=fresh)
+    except CompileError as refused:
+        if refused.problem.needed_bytes is None:
+            raise
+        return not_fitting(recipe, refused.problem)
+    return fitting(recipe, compiled, analyze(compiled))
+
+
+@contextlib.contextmanager
+def _progress(recipe: Recipe) -> Iterator[Callable[[Usage], None]]:
+    """One live line on a terminal, else a line every ten seconds."""
+    what = f"compiling {recipe.name} for {recipe.hardware.generation} {recipe.hardware.topology}"
+    if output.use_color(sys.stderr):
+        from rich.console import Console
+
+        with Console(stderr=True).status(what, spinner="line") as status:
+            yield lambda usage: status.update(f"{what}: {_text(usage)}")
+        return
+    last_s = time.monotonic()
+
+    def say(usage: Usage) -> None:
+        nonlocal last_s
+        if time.monotonic() >= last_s + _PLAIN_PERIOD_S:
+            last_s = time.monotonic()
+            with output.not_essential():
+                output.say(f"{what}: {_text(usage)}")
+
+    yield say
+
+
+def _text(usage: Usage) -> str:
+    return f"{usage.time_s:.0f} s, {usage.memory_bytes / _GIB:.1f} GiB"

@@ -1,0 +1,174 @@
+"""What `muster preflight` says of a recipe: whether its step compiles and fits, and what fills the memory.
+
+Pure: a compiled step in, a report out, as text or as JSON.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.preflight.buffers import Buffer
+from launcher.preflight.collectives import traffic
+from launcher.preflight.compiled import Analysis, Compiled
+from launcher.text import one_line, size_text
+from recipes.contract import CompileProblem
+from recipes.hardware import slice_shape
+from recipes.schema import Recipe
+
+_SHOWN_BUFFERS = 10
+_SOURCE_WIDTH = 70
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Traffic:
+    """Collectives of one kind over the same mesh axes."""
+
+    axes: str
+    """``fsdp+tensor``; across slices ``dcn:data``."""
+    kind: str
+    count: int
+    total_bytes: int
+    waiting_bytes: int
+    """Of them while nothing else runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """What is known of a step that compiled."""
+
+    argument_bytes: int
+    host_bytes: int
+    """Offloaded to the host's memory."""
+    largest_buffers: Sequence[Buffer]
+    """At the moment with most in use, largest first."""
+    matmul_flops: int
+    """Recomputation included, kernels not."""
+    estimated_cycles: int
+    """By the compiler; without kernels and collectives."""
+    collectives: Sequence[Traffic]
+    compile_s: float
+    compiler_memory_bytes: int
+    compiler_flags: str
+    libtpu_version: str
+    jax_version: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Report:
+    """All sizes are of one device, and all work is that of one step."""
+
+    recipe: str
+    generation: str
+    topology: str
+    num_slices: int
+    num_devices: int
+    fits: bool
+    hbm_bytes: int
+    """What it needs."""
+    usable_hbm_bytes: int | None
+    """What the compiler lets a program use; None when it does not say."""
+    hint: str
+    """What would make it fit, where it does not."""
+    step: Step | None
+    """None where it does not fit: the compiler then says no more."""
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+def fitting(recipe: Recipe, compiled: Compiled, analysis: Analysis) -> Report:
+    """Of a step that compiled, and so fits."""
+    memory, cost = compiled.memory, analysis.cost
+    step = Step(
+        argument_bytes=memory.argument_bytes,
+        host_bytes=memory.host_bytes,
+        largest_buffers=tuple(analysis.peak.buffers[:_SHOWN_BUFFERS]),
+        matmul_flops=cost.matmul_flops,
+        estimated_cycles=cost.estimated_cycles,
+        collectives=tuple(_collectives(analysis)),
+        compile_s=compiled.lower_s + compiled.compile_s,
+        compiler_memory_bytes=compiled.peak_rss_bytes,
+        compiler_flags=compiled.compiler_flags,
+        libtpu_version=compiled.libtpu_version,
+        jax_version=compiled.jax_version,
+    )
+    return _report(recipe, analysis.hbm_bytes, memory.usable_hbm_bytes, step=step)
+
+
+def not_fitting(recipe: Recipe, problem: CompileProblem) -> Report:
+    """Of a step that the compiler refused because it needs more HBM than there is."""
+    assert problem.needed_bytes is not None
+    return _report(recipe, problem.needed_bytes, problem.usable_bytes, hint=problem.hint)
+
+
+def _report(
+    recipe: Recipe, hbm_bytes: int, usable_hbm_bytes: int | None, *, step: Step | None = None, hint: str = ""
+) -> Report:
+    num_slices = recipe.multislice.num_slices
+    return Report(
+        recipe=recipe.name,
+        generation=recipe.hardware.generation,
+        topology=recipe.hardware.topology,
+        num_slices=num_slices,
+        num_devices=slice_shape(recipe.hardware).num_devices * num_slices,
+        fits=step is not None,
+        hbm_bytes=hbm_bytes,
+        usable_hbm_bytes=usable_hbm_bytes,
+        hint=hint,
+        step=step,
+    )
+
+
+def _collectives(analysis: Analysis) -> Iterator[Traffic]:
+    for (axes, kind), each in traffic(analysis.collectives).items():
+        yield Traffic(
+            axes=axes,
+            kind=kind,
+            count=each.count,
+            total_bytes=each.total_bytes,
+            waiting_bytes=each.sync_bytes,
+        )
+
+
+def render(report: Report) -> str:
+    """As lines of text."""
+    rows = [*_head(report), *(_step_rows(report.step) if report.step else ())]
+    if report.hint:
+        rows.append(("to fit", report.hint))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)
+
+
+def _head(report: Report) -> Iterator[tuple[str, str]]:
+    slices = f" x {report.num_slices} slices" if report.num_slices > 1 else ""
+    yield "recipe", report.recipe
+    yield "hardware", f"{report.generation} {report.topology}{slices}: {report.num_devices} devices"
+    usable = report.usable_hbm_bytes
+    need = (
+        f"{size_text(report.hbm_bytes)}{f' of {size_text(usable)}' if usable else ''} of HBM on each device"
+    )
+    if report.fits:
+        yield "memory", f"fits: {need}"
+        return
+    over = f", {size_text(report.hbm_bytes - usable)} too much" if usable else ""
+    yield "memory", f"does not fit: {need}{over}"
+
+
+def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
+    yield "", f"{size_text(step.argument_bytes)} of it arguments: weights, optimizer state, batch"
+    if step.host_bytes:
+        yield "", f"{size_text(step.host_bytes)} in the host's memory"
+    for number, buffer in enumerate(step.largest_buffers):
+        where = one_line((buffer.op_name or buffer.name).replace("\\'", "'"))[-_SOURCE_WIDTH:]
+        yield "" if number else "largest", f"{size_text(buffer.size_bytes):>10}  {buffer.shape}  {where}"
+    yield "work", f"{step.matmul_flops:.3g} FLOP of matmuls, kernels not counted"
+    yield "", f"{step.estimated_cycles:.3g} cycles by the compiler, without kernels and exchanges"
+    for number, each in enumerate(step.collectives):
+        waiting = f", {size_text(each.waiting_bytes)} while nothing else runs" if each.waiting_bytes else ""
+        text = f"{each.axes} {each.kind}: {each.count} x, {size_text(each.total_bytes)}{waiting}"
+        yield "" if number else "exchanged", text
+    took = f"in {step.compile_s:.0f} s with {size_text(step.compiler_memory_bytes)}"
+    yield "compiled", f"{took} by libtpu {step.libtpu_version}"
