@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,10 +15,11 @@ import click
 from launcher.cli import output
 from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
 from recipes.contract import ExitCode
+from recipes.errors import UserError
 
 if TYPE_CHECKING:
     from launcher.preflight.compiler import Limits, Usage
-    from launcher.preflight.report import Report
+    from launcher.preflight.report import Remedy, Report
     from recipes.schema import Recipe
 
 _PLAIN_PERIOD_S = 10.0
@@ -45,6 +47,7 @@ _GIB = 2**30
     show_default=True,
     help="Stop the compiler when it takes more memory than this.",
 )
+@click.option("--no-remedy", is_flag=True, help="Do not look for changes that would make it fit.")
 @click.option("--fresh", is_flag=True, help="Compile even if the same step was compiled before.")
 def command(
     recipe: str,
@@ -53,23 +56,53 @@ def command(
     as_json: bool,
     time_limit_s: float,
     memory_limit_gib: float,
+    no_remedy: bool,
     fresh: bool,
 ) -> None:
     """Say whether a recipe's train step compiles and fits, by the TPU compiler itself.
 
-    No TPU is needed. Exits with 0 if it fits and with 1 if it does not.
+    No TPU is needed. Exits with 0 if it fits and with 1 if it does not, after a search for the cheapest
+    changes with which it would.
     """
     from launcher.preflight.compiler import Limits
     from launcher.preflight.report import render
 
     limits = Limits(time_s=time_limit_s, memory_bytes=round(memory_limit_gib * _GIB))
-    report = _report(compose_recipe(recipe, overrides, search).recipe, limits, fresh)
+    composed = compose_recipe(recipe, overrides, search).recipe
+    report = _report(composed, limits, fresh=fresh)
+    if not (report.fits or no_remedy):
+        report = dataclasses.replace(report, remedy=_remedy(composed, limits))
     output.data_json(report.to_json()) if as_json else output.data(render(report))
     if not report.fits:
         raise click.exceptions.Exit(ExitCode.EXPERIMENT_FAILED)
 
 
-def _report(recipe: Recipe, limits: Limits, fresh: bool) -> Report:
+def _remedy(recipe: Recipe, limits: Limits) -> Remedy | None:
+    """The first changes with which the step fits; None if none do, or a limit ends the search."""
+    from launcher.preflight.remedies import remedies
+    from launcher.preflight.report import Remedy
+
+    for changes, changed in remedies(recipe):
+        overrides = [f"{key}={_value(value)}" for key, value in changes.items()]
+        output.say(f"it does not fit; trying {' '.join(overrides)}")
+        try:
+            report = _report(changed, limits, fresh=False)
+        except UserError as error:
+            output.note(error.message)
+            return None
+        if report.fits:
+            return Remedy(overrides=overrides, hbm_bytes=report.hbm_bytes)
+    return None
+
+
+def _value(value: object) -> str:
+    """As an override has it."""
+    if isinstance(value, list):
+        return f"[{','.join(map(str, value))}]"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _report(recipe: Recipe, limits: Limits, *, fresh: bool) -> Report:
     from launcher.preflight.compiled import analyze
     from launcher.preflight.compiler import CompileError, compile_step
     from launcher.preflight.report import fitting, not_fitting

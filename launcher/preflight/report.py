@@ -57,6 +57,15 @@ class Step:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Remedy:
+    """Changes with which the step fits: compiled, not estimated."""
+
+    overrides: Sequence[str]
+    """As they are written on the command line."""
+    hbm_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
     """All sizes are of one device, and all work is that of one step."""
 
@@ -71,7 +80,9 @@ class Report:
     usable_hbm_bytes: int | None
     """What the compiler lets a program use; None when it does not say."""
     hint: str
-    """What would make it fit, where it does not."""
+    """What could make it fit, where it does not."""
+    remedy: Remedy | None
+    """The cheapest changes found that make it fit."""
     step: Step | None
     """None where it does not fit: the compiler then says no more."""
 
@@ -118,6 +129,7 @@ def _report(
         hbm_bytes=hbm_bytes,
         usable_hbm_bytes=usable_hbm_bytes,
         hint=hint,
+        remedy=None,
         step=step,
     )
 
@@ -136,7 +148,10 @@ def _collectives(analysis: Analysis) -> Iterator[Traffic]:
 def render(report: Report) -> str:
     """As lines of text."""
     rows = [*_head(report), *(_step_rows(report.step) if report.step else ())]
-    if report.hint:
+    if report.remedy:
+        remedy = report.remedy
+        rows.append(("to fit", f"{' '.join(remedy.overrides)}: {size_text(remedy.hbm_bytes)}, compiled"))
+    elif report.hint:
         rows.append(("to fit", report.hint))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}".rstrip() for name, text in rows)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from launcher.cli import main
 from launcher.compose import compose
@@ -26,9 +27,12 @@ from launcher.preflight.compiler import (
     content_key,
     resident_bytes,
 )
+from launcher.preflight.remedies import remedies
 from launcher.preflight.report import fitting, not_fitting, render
+from recipes.check import check
 from recipes.contract import COMPILE_PROBLEM_FILE, CompileProblem, ExitCode
 from recipes.errors import UserError
+from recipes.fingerprint import fingerprint
 from recipes.schema import Recipe
 from tests.unit.hlo_support import FOLDER
 from tests.unit.test_hlo_tables import FACTS
@@ -228,6 +232,82 @@ def test_reports_in_words(recipe: Recipe, tmp_path: Path) -> None:
     assert render(not_fitting(recipe, TOO_LARGE)) == DOES_NOT_FIT
 
 
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            [],
+            [
+                ["train.vocab_chunks"],
+                ["train.remat_offload", "train.remat_policy", "train.vocab_chunks"],
+            ],
+        ),
+        (
+            ["train.vocab_chunks=32", "train.remat_policy=none", "mesh=data", "mesh.data=4", "mesh.fsdp=64"],
+            [
+                ["mesh.zero1"],
+                ["mesh.zero1", "train.remat_policy"],
+                ["mesh.zero1", "train.remat_offload", "train.remat_policy"],
+            ],
+        ),
+        (
+            ["train.global_batch_size=1024", "train.vocab_chunks=32", "train.remat_policy=named"],
+            [["train.grad_accum_steps"], ["train.grad_accum_steps"]],
+        ),
+        (
+            ["train.vocab_chunks=32", "train.remat_policy=named", "train.remat_save=[query]"],
+            [["train.remat_offload", "train.remat_save"]],
+        ),
+    ],
+    ids=["usual", "replicas", "large batch", "saved"],
+)
+def test_remedies_keep_the_experiment_and_add_up(overrides: list[str], expected: list[list[str]]) -> None:
+    recipe = compose(NAME, overrides).recipe
+    found = list(remedies(recipe))
+    assert [sorted(changes) for changes, _ in found] == expected
+    for _, changed in found:
+        assert fingerprint(changed) == fingerprint(recipe)
+        assert check(changed) == []
+
+
+class PickyCompiler(Compiler):
+    """Takes a step only from so many parts of the vocabulary on."""
+
+    def __init__(self, tmp_path: Path, chunks: int) -> None:
+        super().__init__("")
+        self.chunks = chunks
+        self.good, self.bad = succeeding(tmp_path).line, refusing(TOO_LARGE).line
+
+    def __call__(self, recipe: Path, out: Path) -> Sequence[str]:
+        fits = yaml.safe_load(recipe.read_text())["train"]["vocab_chunks"] >= self.chunks
+        self.line = self.good if fits else self.bad
+        return super().__call__(recipe, out)
+
+
+@pytest.mark.parametrize(("chunks", "num_compiled"), [(32, 2), (1000, 3)])
+def test_the_cheapest_change_that_fits_is_compiled(
+    recipe: Recipe,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    chunks: int,
+    num_compiled: int,
+) -> None:
+    compiler = PickyCompiler(tmp_path, chunks)
+    defaults = compile_step.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "command", compiler)
+    code, out, err = run(capsys)
+    assert (code, compiler.calls) == (1, num_compiled)
+    assert "it does not fit; trying train.vocab_chunks=32\n" in err
+    last = out.splitlines()[-1]
+    if chunks == 32:
+        assert last == "to fit    train.vocab_chunks=32: 11.0 GiB, compiled"
+    else:
+        assert last == "to fit    use more shards"
+        assert "train.remat_policy=named train.remat_offload=[layer_input]" in err
+
+
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["preflight", NAME, *words])
     captured = capsys.readouterr()
@@ -252,8 +332,8 @@ def test_the_verb_exits_with_1_where_it_does_not_fit(
 ) -> None:
     with pytest.raises(CompileError):
         compile_step(recipe, limits=Limits(), command=refusing(TOO_LARGE))
-    assert run(capsys) == (1, DOES_NOT_FIT + "\n", "")
-    code, out, _ = run(capsys, "--json")
+    assert run(capsys, "--no-remedy") == (1, DOES_NOT_FIT + "\n", "")
+    code, out, _ = run(capsys, "--no-remedy", "--json")
     assert (code, json.loads(out)["fits"], json.loads(out)["step"]) == (1, False, None)
 
 
