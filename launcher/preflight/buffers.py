@@ -1,7 +1,8 @@
 """Which buffers fill the HBM of a device when most of it is in use, and which operation made each.
 
 Read from the scheduled program: a value lives from the instruction that makes it to the last one that
-uses it. The compiler's packing leaves gaps that are not seen here, so the sum is a little below its peak.
+uses it. What the compiler does in place is guessed (updates of slices, elementwise results over operands that
+end with them), so the peak is some percent off the compiler's own; docs/compiled.md has the figures.
 """
 
 from __future__ import annotations
@@ -130,10 +131,9 @@ class _Values:
     def _own(self, instruction: Instruction) -> dict[Leaf, int]:
         """The buffers that it makes, with their sizes."""
         leaves = frozenset().union(*self._values[instruction.name])
-        own = {
+        return {
             leaf: _hbm_bytes(instruction.arrays[leaf[1]]) for leaf in leaves if leaf[0] == instruction.name
         }
-        return own
 
     def _free(self, leaf: Leaf) -> None:
         self.live_bytes -= self._live.pop(leaf, 0)

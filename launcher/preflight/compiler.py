@@ -9,6 +9,8 @@ What it answers depends on the recipe (not on its name, target or checkpoints), 
 from __future__ import annotations
 
 import collections
+import contextlib
+import errno
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -39,6 +41,9 @@ from recipes.schema_key import Effect
 
 GIB = 2**30
 _KEPT_ANSWERS = 100
+_WORK_PREFIX = "compiling-"
+_ABANDONED_S = 86_400.0
+"""After so long a folder of work belongs to a process that was killed."""
 _POLL_S = 0.25
 _TAIL_LINES = 20
 _UNKNOWN_FLAG = re.compile(r"Unknown command line flag '([\w.-]+)'")
@@ -99,12 +104,12 @@ def compile_step(
         return found
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="compiling-") as work:
+        with tempfile.TemporaryDirectory(dir=folder, prefix=_WORK_PREFIX) as work:
             out = Path(work) / "answer"
             _run(command, recipe, Path(work), out, limits, watch)
             _raise_what_may_change(out)
             shutil.rmtree(answer, ignore_errors=True)
-            out.replace(answer)
+            _keep(out, answer)
         _forget_oldest(folder)
     except OSError as error:
         raise UserError(
@@ -182,9 +187,26 @@ def _raise_what_may_change(answer: Path) -> None:
         raise CompileError(problem)
 
 
+def _keep(out: Path, answer: Path) -> None:
+    """Unless another process has kept the same answer in the meantime."""
+    try:
+        out.replace(answer)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+
+
 def _forget_oldest(folder: Path) -> None:
-    answers = sorted(folder.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
-    for old in answers[_KEPT_ANSWERS:]:
+    """Leaves the newest answers, and what is being compiled."""
+    times_s = {}
+    for path in folder.iterdir():
+        # Another process may be clearing up too.
+        with contextlib.suppress(FileNotFoundError):
+            times_s[path] = path.stat().st_mtime
+    working = {path for path in times_s if path.name.startswith(_WORK_PREFIX)}
+    abandoned = {path for path in working if times_s[path] < time.time() - _ABANDONED_S}
+    answers = sorted(times_s.keys() - working, key=lambda path: times_s[path], reverse=True)
+    for old in (*answers[_KEPT_ANSWERS:], *abandoned):
         shutil.rmtree(old, ignore_errors=True)
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -101,6 +103,20 @@ def test_an_answer_that_is_not_whole_is_made_anew(recipe: Recipe, tmp_path: Path
     (tmp_path / "cache/muster/preflight" / content_key(recipe) / "compiled.json").write_text("{")
     compile_step(recipe, limits=Limits(), command=compiler)
     assert compiler.calls == 2
+
+
+def test_old_answers_and_abandoned_work_are_forgotten(recipe: Recipe, tmp_path: Path) -> None:
+    folder = tmp_path / "cache/muster/preflight"
+    for name, age_s in (
+        *((f"{number:03}", number) for number in range(120)),
+        ("compiling-a", 1e5),
+        ("compiling-b", 60),
+    ):
+        (folder / name).mkdir(parents=True)
+        os.utime(folder / name, (time.time() - age_s - 60,) * 2)
+    compile_step(recipe, limits=Limits(), command=succeeding(tmp_path))
+    left = set(left_behind(tmp_path))
+    assert left == {content_key(recipe), "compiling-b", *(f"{number:03}" for number in range(99))}
 
 
 def test_a_refusal_is_kept_too(recipe: Recipe) -> None:
@@ -203,8 +219,6 @@ def test_what_the_answer_depends_on(overrides: list[str], is_same: bool) -> None
 
 
 def test_memory_of_a_process_is_that_of_the_system() -> None:
-    import os
-
     assert resident_bytes(os.getpid()) > 10 * MIB
     assert resident_bytes(2**22 + 1) == 0
 
