@@ -61,10 +61,14 @@ def state_bytes_per_device(recipe: Recipe, mesh: MeshShape) -> int:
     weight_bytes, moment_bytes = _bytes(recipe)
     total = 0
     for group in parameter_groups(recipe.model):
-        shards = math.prod(mesh.total[axis] for axis in group.axes)
-        moment_shards = shards * _zero1_degree(recipe, mesh, group)
-        total += group.count // shards * weight_bytes + group.count // moment_shards * moment_bytes
+        count = sharded_count(group, mesh)
+        total += count * weight_bytes + count // _zero1_degree(recipe, mesh, group) * moment_bytes
     return total
+
+
+def sharded_count(group: ParameterGroup, mesh: MeshShape) -> int:
+    """Parameters of the group that one device holds."""
+    return group.count // math.prod(mesh.total[axis] for axis in group.axes)
 
 
 def divides_expert_rows(model: ModelConfig, mesh: MeshShape) -> bool:

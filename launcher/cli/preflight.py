@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
+import importlib.util
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,6 +18,7 @@ from launcher.cli import output
 from launcher.cli.arguments import compose_recipe, json_option, recipe_arguments
 from recipes.contract import ExitCode
 from recipes.errors import UserError
+from recipes.hardware import CPU
 
 if TYPE_CHECKING:
     from launcher.preflight.compiler import Limits, Usage
@@ -48,6 +51,12 @@ _GIB = 2**30
     help="Stop the compiler when it takes more memory than this.",
 )
 @click.option("--no-remedy", is_flag=True, help="Do not look for changes that would make it fit.")
+@click.option(
+    "--estimate",
+    "is_estimate",
+    is_flag=True,
+    help="Ask no compiler: at once, from sizes alone. So it is where libtpu is not installed.",
+)
 @click.option("--fresh", is_flag=True, help="Compile even if the same step was compiled before.")
 def command(
     recipe: str,
@@ -57,6 +66,7 @@ def command(
     time_limit_s: float,
     memory_limit_gib: float,
     no_remedy: bool,
+    is_estimate: bool,
     fresh: bool,
 ) -> None:
     """Say whether a recipe's train step compiles and fits, by the TPU compiler itself.
@@ -65,19 +75,31 @@ def command(
     changes with which it would.
     """
     from launcher.preflight.compiler import Limits
-    from launcher.preflight.report import render
+    from launcher.preflight.report import estimated, render
 
-    limits = Limits(time_s=time_limit_s, memory_bytes=round(memory_limit_gib * _GIB))
     composed = compose_recipe(recipe, overrides, search).recipe
-    report = _report(composed, limits, fresh=fresh)
+    if composed.hardware.generation == CPU:
+        raise UserError(
+            f"{composed.name} is for CPU devices, and preflight is for TPUs",
+            hint="choose a recipe with a TPU generation: `muster recipes` lists them",
+        )
+    ask: Ask = estimated
+    if not is_estimate and importlib.util.find_spec("libtpu") is not None:
+        limits = Limits(time_s=time_limit_s, memory_bytes=round(memory_limit_gib * _GIB))
+        ask = functools.partial(_compiled, limits=limits, fresh=fresh)
+    report = ask(composed)
     if not (report.fits or no_remedy):
-        report = dataclasses.replace(report, remedy=_remedy(composed, limits))
+        report = dataclasses.replace(report, remedy=_remedy(composed, ask))
     output.data_json(report.to_json()) if as_json else output.data(render(report))
     if not report.fits:
         raise click.exceptions.Exit(ExitCode.EXPERIMENT_FAILED)
 
 
-def _remedy(recipe: Recipe, limits: Limits) -> Remedy | None:
+type Ask = Callable[[Recipe], Report]
+"""What says whether a recipe fits."""
+
+
+def _remedy(recipe: Recipe, ask: Ask) -> Remedy | None:
     """The first changes with which the step fits; None if none do, or a limit ends the search."""
     from launcher.preflight.remedies import remedies
     from launcher.preflight.report import Remedy
@@ -86,7 +108,7 @@ def _remedy(recipe: Recipe, limits: Limits) -> Remedy | None:
         overrides = [f"{key}={_value(value)}" for key, value in changes.items()]
         output.say(f"it does not fit; trying {' '.join(overrides)}")
         try:
-            report = _report(changed, limits, fresh=False)
+            report = ask(changed)
         except UserError as error:
             output.note(error.message)
             return None
@@ -102,7 +124,7 @@ def _value(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _report(recipe: Recipe, limits: Limits, *, fresh: bool) -> Report:
+def _compiled(recipe: Recipe, *, limits: Limits, fresh: bool) -> Report:
     from launcher.preflight.compiled import analyze
     from launcher.preflight.compiler import CompileError, compile_step
     from launcher.preflight.report import fitting, not_fitting

@@ -13,6 +13,7 @@ from typing import Any
 from launcher.preflight.buffers import Buffer
 from launcher.preflight.collectives import traffic
 from launcher.preflight.compiled import Analysis, Compiled
+from launcher.preflight.estimate import Part, estimate
 from launcher.text import one_line, size_text
 from recipes.contract import CompileProblem
 from recipes.hardware import slice_shape
@@ -58,7 +59,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Remedy:
-    """Changes with which the step fits: compiled, not estimated."""
+    """Changes with which the step fits, by what the report itself is by: the compiler, or an estimate."""
 
     overrides: Sequence[str]
     """As they are written on the command line."""
@@ -74,9 +75,13 @@ class Report:
     topology: str
     num_slices: int
     num_devices: int
+    is_estimate: bool
+    """From sizes alone, without the compiler."""
     fits: bool
     hbm_bytes: int
     """What it needs."""
+    parts: Sequence[Part]
+    """What an estimate is made of."""
     usable_hbm_bytes: int | None
     """What the compiler lets a program use; None when it does not say."""
     hint: str
@@ -84,7 +89,7 @@ class Report:
     remedy: Remedy | None
     """The cheapest changes found that make it fit."""
     step: Step | None
-    """None where it does not fit: the compiler then says no more."""
+    """None where it does not fit, of which the compiler says no more, and of an estimate."""
 
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -106,17 +111,34 @@ def fitting(recipe: Recipe, compiled: Compiled, analysis: Analysis) -> Report:
         libtpu_version=compiled.libtpu_version,
         jax_version=compiled.jax_version,
     )
-    return _report(recipe, analysis.hbm_bytes, memory.usable_hbm_bytes, step=step)
+    return _report(recipe, analysis.hbm_bytes, memory.usable_hbm_bytes, fits=True, step=step)
 
 
 def not_fitting(recipe: Recipe, problem: CompileProblem) -> Report:
     """Of a step that the compiler refused because it needs more HBM than there is."""
     assert problem.needed_bytes is not None
-    return _report(recipe, problem.needed_bytes, problem.usable_bytes, hint=problem.hint)
+    return _report(recipe, problem.needed_bytes, problem.usable_bytes, fits=False, hint=problem.hint)
+
+
+def estimated(recipe: Recipe) -> Report:
+    """Of a step that is not compiled."""
+    found = estimate(recipe)
+    fits = found.hbm_bytes <= found.usable_hbm_bytes
+    hint = "" if fits else "use more shards, train.remat_policy=full, or a smaller train.global_batch_size"
+    return _report(
+        recipe, found.hbm_bytes, found.usable_hbm_bytes, fits=fits, hint=hint, parts=tuple(found.parts)
+    )
 
 
 def _report(
-    recipe: Recipe, hbm_bytes: int, usable_hbm_bytes: int | None, *, step: Step | None = None, hint: str = ""
+    recipe: Recipe,
+    hbm_bytes: int,
+    usable_hbm_bytes: int | None,
+    *,
+    fits: bool,
+    step: Step | None = None,
+    hint: str = "",
+    parts: Sequence[Part] = (),
 ) -> Report:
     num_slices = recipe.multislice.num_slices
     return Report(
@@ -125,8 +147,10 @@ def _report(
         topology=recipe.hardware.topology,
         num_slices=num_slices,
         num_devices=slice_shape(recipe.hardware).num_devices * num_slices,
-        fits=step is not None,
+        is_estimate=bool(parts),
+        fits=fits,
         hbm_bytes=hbm_bytes,
+        parts=parts,
         usable_hbm_bytes=usable_hbm_bytes,
         hint=hint,
         remedy=None,
@@ -150,7 +174,7 @@ def render(report: Report) -> str:
     rows = [*_head(report), *(_step_rows(report.step) if report.step else ())]
     if report.remedy:
         remedy = report.remedy
-        rows.append(("to fit", f"{' '.join(remedy.overrides)}: {size_text(remedy.hbm_bytes)}, compiled"))
+        rows.append(("to fit", f"{' '.join(remedy.overrides)}: {size_text(remedy.hbm_bytes)}"))
     elif report.hint:
         rows.append(("to fit", report.hint))
     width = max(len(name) for name, _ in rows)
@@ -165,11 +189,13 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
     need = (
         f"{size_text(report.hbm_bytes)}{f' of {size_text(usable)}' if usable else ''} of HBM on each device"
     )
-    if report.fits:
-        yield "memory", f"fits: {need}"
-        return
-    over = f", {size_text(report.hbm_bytes - usable)} too much" if usable else ""
-    yield "memory", f"does not fit: {need}{over}"
+    verdict = "fits" if report.fits else "does not fit"
+    over = f", {size_text(report.hbm_bytes - usable)} too much" if usable and not report.fits else ""
+    yield "memory", f"{verdict}: {need}{over}"
+    if report.is_estimate:
+        yield "", "estimated from sizes, up to a fifth off; libtpu, the compiler, was not asked"
+    for part in report.parts:
+        yield "", f"{size_text(part.size_bytes):>10}  {part.name}"
 
 
 def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
