@@ -1,0 +1,75 @@
+"""``muster preflight`` with the real TPU compiler."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.unit.trainer.test_aot import NEEDS_LIBTPU, TINY
+
+TOO_LARGE = ("model.embed_dim=16384", "model.mlp_dim=131072", "--no-remedy")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a recipe, and with kept answers from one test to the next."""
+    folder = tmp_path_factory.mktemp("preflight")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(TINY))
+    return folder
+
+
+def preflight(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).with_name("muster")), "preflight", "./tiny.yaml", *words],
+        cwd=folder,
+        env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@NEEDS_LIBTPU
+def test_a_step_that_fits_is_compiled_once(folder: Path) -> None:
+    first = preflight(folder, "--json")
+    assert first.returncode == 0, first.stderr
+    report = json.loads(first.stdout)
+    assert (report["fits"], report["is_estimate"], report["num_devices"]) == (True, False, 8)
+    assert report["step"]["argument_bytes"] < report["hbm_bytes"] < report["usable_hbm_bytes"]
+    # No compiler answers within a second.
+    second = preflight(folder, "run.name=other", "--time-limit", "1")
+    assert second.returncode == 0, second.stderr
+    assert second.stdout.startswith("recipe     tiny\nhardware   v5e 2x4: 8 devices\nmemory     fits: ")
+
+
+@NEEDS_LIBTPU
+def test_a_step_that_does_not_fit(folder: Path) -> None:
+    done = preflight(folder, *TOO_LARGE)
+    assert done.returncode == 1
+    assert (
+        "memory    does not fit: 31.9 GiB of 15.8 GiB of HBM on each device, 16.1 GiB too much" in done.stdout
+    )
+    assert "Traceback" not in done.stderr
+
+
+@NEEDS_LIBTPU
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (("hardware.compiler_flags.xla_of_nobody=1",), 2, "does not know the compiler flag --xla_of_nobody"),
+        (("train.seed=5", "--time-limit", "2"), 75, "stopped after 2 s, its limit"),
+        (("train.seed=5", "--memory-limit", "0.25"), 75, "its limit"),
+    ],
+    ids=["flag", "time", "memory"],
+)
+def test_no_answer_is_one_error(folder: Path, words: tuple[str, ...], code: int, message: str) -> None:
+    done = preflight(folder, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
