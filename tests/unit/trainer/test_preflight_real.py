@@ -53,7 +53,7 @@ def test_a_step_that_does_not_fit(folder: Path) -> None:
     done = preflight(folder, *TOO_LARGE)
     assert done.returncode == 1
     assert (
-        "memory    does not fit: 31.9 GiB of 15.8 GiB of HBM on each device, 16.1 GiB too much" in done.stdout
+        "memory    does not fit: 31.9 GiB of 15.8 GiB of HBM on each device, 16.2 GiB too much" in done.stdout
     )
     assert "Traceback" not in done.stderr
 
