@@ -113,11 +113,13 @@ def test_usable_hbm_is_less_than_the_chip_has(compiled: Compiled) -> None:
 
 
 @NEEDS_LIBTPU
-def test_the_peak_read_off_the_schedule_is_nearly_the_compilers(
+def test_the_peak_read_off_the_schedule_is_between_arguments_and_the_compilers_peak(
     compiled: Compiled, analysis: Analysis
 ) -> None:
-    assert analysis.hbm_bytes == compiled.memory.peak_bytes
-    assert analysis.peak.size_bytes == pytest.approx(compiled.memory.peak_bytes, rel=0.15)
+    memory = compiled.memory
+    assert analysis.hbm_bytes == memory.peak_bytes
+    # Most of what so small a program makes is in vector memory, which the compiler's peak has in it.
+    assert 0.95 * memory.argument_bytes < analysis.peak.size_bytes < 1.1 * memory.peak_bytes
     assert any(buffer.is_argument for buffer in analysis.peak.buffers)
 
 
