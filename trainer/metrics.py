@@ -24,7 +24,7 @@ from recipes.contract import METRICS_DIR, PROGRESS_FILE, ExitCode, HostContext, 
 from recipes.errors import UserError
 from recipes.hardware import slice_shape
 from recipes.schema import Recipe
-from trainer.flops import peak_flops_per_s, step_flops
+from recipes.flops import peak_flops_per_s, step_flops
 
 _STEPS_IN_FLIGHT = 2
 """Steps that the host may run ahead of the devices."""

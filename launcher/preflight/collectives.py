@@ -34,6 +34,11 @@ KINDS = (
 _ACROSS_SLICES = {"ONE_TO_ONE": "collective-permute"}
 _ATTRIBUTE = '{name}=(?:"([^"]*)"|(\\{{\\{{.*?\\}}\\}}))'
 _START = 'custom_call_target="AsyncCollectiveStart"'
+_END = 'custom_call_target="AsyncCollectiveDone"'
+_CHAIN = re.compile(r'chain_id="(\d+)"')
+
+type Part = tuple[Computation, Instruction]
+"""An instruction, or one that a fusion is made of, and where it stands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +55,8 @@ class Collective:
     is_async: bool
     """Something else may run meanwhile."""
     group_size: int
+    group: tuple[int, ...]
+    """Device ids of one of its groups."""
     count: int
     """Executions in one run of the program."""
     payload_bytes: int
@@ -85,17 +92,38 @@ def collectives(plan: Schedule, mesh: MeshLayout) -> list[Collective]:
     Raises:
       ValueError: a collective names its groups in no form that is known.
     """
-    naming = _Naming(mesh, plan.module.num_partitions)
+    naming = Naming(mesh, plan.module.num_partitions)
     found: list[Collective] = []
     for step in plan.steps:
-        inner = list(instructions_of(plan.module, step))
-        is_chain = any("chain_id=" in each.attributes for _, each in inner if _kind(each) is not None)
-        starts_chain = any(_START in each.attributes for _, each in inner)
-        if is_chain and not starts_chain:
-            continue
-        for computation, each in inner:
-            found += _collective(step, computation, each, naming, starts_chain=starts_chain)
+        found += collectives_in(step, list(instructions_of(plan.module, step)), naming)
     return found
+
+
+def collectives_in(step: Step, inner: Sequence[Part], naming: Naming) -> Iterator[Collective]:
+    """Those of one step, of which ``inner`` are the parts (:func:`instructions_of`)."""
+    starts_chain = any(_START in each.attributes for _, each in inner)
+    if chain_of(inner) is not None and not starts_chain:
+        return
+    for computation, each in inner:
+        yield from _collective(step, computation, each, naming, starts_chain=starts_chain)
+
+
+def chain_of(inner: Sequence[Part]) -> str | None:
+    """The number of the chain of fusions that a step belongs to, if it does."""
+    for _, each in inner:
+        if _kind(each) is not None and (found := _CHAIN.search(each.attributes)):
+            return found[1]
+    return None
+
+
+def ends_chain(inner: Sequence[Part]) -> bool:
+    """Whether a step waits for the end of its chain."""
+    return any(_END in each.attributes for _, each in inner)
+
+
+def rendezvous(instruction: Instruction) -> str | None:
+    """What a send across slices and the receive that belongs to it have in common."""
+    return _quoted("_xla_host_transfer_rendezvous", instruction)
 
 
 def traffic(found: Sequence[Collective]) -> Mapping[tuple[str, str], Traffic]:
@@ -121,17 +149,36 @@ def host_transfers(plan: Schedule) -> HostTransfers:
     """Bytes of copies, slices and updates with one side in the host's memory."""
     to_host = from_host = 0
     for step in plan.steps:
-        for computation, each in instructions_of(plan.module, step):
-            source, target, size_bytes = _copied(computation, each)
-            if source != HOST_MEMORY_SPACE and target == HOST_MEMORY_SPACE:
-                to_host += step.count * size_bytes
-            elif source == HOST_MEMORY_SPACE and target != HOST_MEMORY_SPACE:
-                from_host += step.count * size_bytes
+        moved = host_transfers_in(list(instructions_of(plan.module, step)))
+        to_host += step.count * moved.to_host_bytes
+        from_host += step.count * moved.from_host_bytes
     return HostTransfers(to_host_bytes=to_host, from_host_bytes=from_host)
 
 
-class _Naming:
-    """Axes and group sizes; a module names the same few groups again and again."""
+def host_transfers_in(inner: Sequence[Part]) -> HostTransfers:
+    """Of one execution of one step."""
+    to_host = from_host = 0
+    for computation, each in inner:
+        source, target, size_bytes = _copied(computation, each)
+        if source != HOST_MEMORY_SPACE and target == HOST_MEMORY_SPACE:
+            to_host += size_bytes
+        elif source == HOST_MEMORY_SPACE and target != HOST_MEMORY_SPACE:
+            from_host += size_bytes
+    return HostTransfers(to_host_bytes=to_host, from_host_bytes=from_host)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedGroups:
+    """Device groups of a collective."""
+
+    axes: tuple[str, ...]
+    size: int
+    first: tuple[int, ...]
+    """Device ids of the first group; the others lie like it."""
+
+
+class Naming:
+    """Axes and groups of collectives; a module names the same few groups again and again."""
 
     def __init__(self, mesh: MeshLayout, num_partitions: int) -> None:
         self._mesh, self._num_partitions = mesh, num_partitions
@@ -139,16 +186,21 @@ class _Naming:
         self.inside = functools.cache(self._inside)
         self.across = functools.cache(self._across)
 
-    def _inside(self, text: str, is_permute: bool) -> tuple[tuple[str, ...], int]:
+    def _inside(self, text: str, is_permute: bool) -> NamedGroups:
         groups = pairs(text) if is_permute else replica_groups(text, self._num_partitions)
         return self._named([[self._local[partition] for partition in group] for group in groups])
 
-    def _across(self, text: str) -> tuple[tuple[str, ...], int]:
+    def _across(self, text: str) -> NamedGroups:
         groups = groups_across_slices(text)
         return self._named([[self._by_id[device] for device in group] for group in groups])
 
-    def _named(self, groups: Groups) -> tuple[tuple[str, ...], int]:
-        return self._mesh.axes_between(groups), max((len(group) for group in groups), default=1)
+    def _named(self, groups: Groups) -> NamedGroups:
+        largest = max(groups, key=len, default=())
+        return NamedGroups(
+            axes=self._mesh.axes_between(groups),
+            size=max(len(largest), 1),
+            first=tuple(self._mesh.device_ids[place] for place in largest),
+        )
 
 
 def _kind(instruction: Instruction) -> str | None:
@@ -157,32 +209,33 @@ def _kind(instruction: Instruction) -> str | None:
 
 
 def _collective(
-    step: Step, computation: Computation, each: Instruction, naming: _Naming, *, starts_chain: bool
+    step: Step, computation: Computation, each: Instruction, naming: Naming, *, starts_chain: bool
 ) -> Iterator[Collective]:
     kind = _kind(each)
     target = _quoted("_xla_megascale_target", each) if each.opcode == "send" else None
     if kind is not None:
         is_permute = kind == "collective-permute"
         text = each.attribute("source_target_pairs" if is_permute else "replica_groups") or "{}"
-        axes, group_size = naming.inside(text, is_permute)
+        groups = naming.inside(text, is_permute)
         payload = _payload(computation, each)
         is_async = starts_chain or each.opcode.endswith("-start") or step.is_async
     elif target is not None:
         transfer = _quoted("_xla_megascale_transfer_type", each) or ""
         kind = _ACROSS_SLICES.get(transfer, transfer.lower().replace("_", "-"))
-        axes, group_size = naming.across(target)
+        groups = naming.across(target)
         payload, is_async = _payload_across(computation, each), True
     else:
         return
     # A group of one, or a permutation that moves nothing, is a copy.
-    if axes:
+    if groups.axes:
         yield Collective(
             name=each.name,
             kind=kind,
-            axes=axes,
+            axes=groups.axes,
             is_dcn=target is not None,
             is_async=is_async,
-            group_size=group_size,
+            group_size=groups.size,
+            group=groups.first,
             count=step.count,
             payload_bytes=payload,
             op_name=each.op_name,
@@ -203,11 +256,11 @@ def _payload(computation: Computation, each: Instruction) -> int:
 
 def _payload_across(computation: Computation, send: Instruction) -> int:
     """Of a send and of the receive that belongs to it."""
-    meeting = _quoted("_xla_host_transfer_rendezvous", send)
+    meeting = rendezvous(send)
     receives = [
         each
         for each in computation.instructions.values()
-        if each.opcode == "recv" and _quoted("_xla_host_transfer_rendezvous", each) == meeting
+        if each.opcode == "recv" and rendezvous(each) == meeting
     ]
     return max(_size(each.arrays[:1]) for each in (send, *receives))
 

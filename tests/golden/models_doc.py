@@ -12,7 +12,7 @@ from launcher import recipe_path
 from launcher.compose import compose
 from recipes.parameters import count_active_parameters, count_parameters
 from recipes.schema import ModelConfig
-from trainer.flops import token_flops
+from recipes.flops import token_flops
 
 MODELS_DOC = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _BEGIN, _END = "tests.golden.models_doc -->\n", "<!-- end of models -->"

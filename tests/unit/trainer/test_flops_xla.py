@@ -18,7 +18,7 @@ from flax import nnx
 from recipes.schema import ModelConfig, Recipe
 from trainer.attention import Places
 from trainer.execution import Execution
-from trainer.flops import token_flops
+from recipes.flops import token_flops
 from trainer.loss import cross_entropy
 from trainer.models.decoder import Decoder
 

@@ -18,7 +18,7 @@ from recipes.parallelism import AXES, mesh_shape
 from recipes.schema import Recipe
 from trainer.devices import _cpu_grid, make_mesh
 from trainer.feed import Feed
-from trainer.flops import step_flops, token_flops
+from recipes.flops import step_flops, token_flops
 from trainer.optimizers import learning_rate_schedule, make_optimizer
 from trainer.program import abstract_batch, build_program
 

@@ -21,7 +21,7 @@ def step_flops(recipe: Recipe) -> float:
 def token_flops(model: ModelConfig, sequence_length: int) -> float:
     """Training FLOPs per token, averaged over a sequence."""
     heads_width = model.num_heads * model.head_dim
-    attention = 12 * model.num_layers * heads_width * _mean_keys(model.attention_window, sequence_length)
+    attention = 12 * model.num_layers * heads_width * mean_keys(model.attention_window, sequence_length)
     return 6.0 * count_matmul_parameters(model) + attention
 
 
@@ -36,7 +36,7 @@ def peak_flops_per_s(recipe: Recipe) -> float | None:
     return peak.get(recipe.model.quantization, peak.get("bf16"))
 
 
-def _mean_keys(attention_window: int | None, sequence_length: int) -> float:
+def mean_keys(attention_window: int | None, sequence_length: int) -> float:
     """Keys that a query sees on average: the area under the diagonal, no wider than the window.
 
     Half of the sequence without a window; the diagonal itself counts half.

@@ -1,0 +1,268 @@
+"""Predicted and published step times: ``python -m benchmarks.predicted [--compiled] [--fit] [--markdown]``.
+
+Every published row that a recipe can be made of is predicted with constants that were fitted without its
+model, and again without its generation. Beside it stands what one MFU for a generation and precision, the
+median of other models, would have said. From sizes alone it takes minutes; ``--compiled`` compiles every
+row first, which takes hours, and keeps what was compiled. ``--fit`` prints the constants of
+`launcher/preflight/rates.json`, fitted to all rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import json
+import math
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.published_steps import Published, published, recipe_of
+from launcher.preflight.compiled import analyze
+from launcher.preflight.compiler import GIB, Limits, compile_step
+from launcher.preflight.outline import outline
+from launcher.preflight.prediction import COMPILED, OUTLINE, predict
+from launcher.preflight.program import Op, program_of
+from launcher.preflight.rates import Constants, fitted_constants
+from launcher.preflight.torus import Torus
+from recipes.errors import UserError
+from recipes.flops import peak_flops_per_s, step_flops
+from recipes.hardware import slice_shape
+
+LIMITS = Limits(time_s=7200, memory_bytes=16 * GIB)
+_STRAY_WEIGHT = 0.3
+"""Of a constant that strays from where it began, beside errors: it keeps those in place that rows say little
+of."""
+_HALVINGS = 4
+_FIRST_STRIDE = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One published step, and the program that is timed for it."""
+
+    published: Published
+    program: Sequence[Op]
+
+
+type Parameters = Mapping[tuple[str, str], float]
+"""Constants by name and, where they differ by it, generation or precision."""
+
+FREE: Mapping[str, tuple[float, float, float]] = {
+    "cycle_scale": (1.0, 0.5, 1.5),
+    "matmul_share": (0.8, 0.4, 0.98),
+    "attention_share": (0.8, 0.3, 1.0),
+    "grouped_matmul_share": (0.6, 0.2, 0.95),
+    "hbm_share": (0.8, 0.3, 1.0),
+    "beside_share": (0.3, 0.05, 1.0),
+    "dcn_share": (0.5, 0.1, 1.0),
+    "slice_wait_share": (0.024, 0.005, 0.06),
+    "quantized_speed": (1.5, 1.0, 2.0),
+}
+"""Where each begins, and its bounds."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _parse(argv)
+    method = COMPILED if options.compiled else OUTLINE
+    rows = list(_rows(method))
+    if options.fit:
+        print(json.dumps(dataclasses.asdict(fit(rows, method)), indent=2))
+    others = {row.published.name: row for row in rows}
+    print(f"{len(rows)} rows of {len({row.published.model for row in rows})} models", file=sys.stderr)
+    errors = {
+        "of other models": left_out(rows, method, lambda row: row.published.model),
+        "of other generations": left_out(rows, method, lambda row: row.published.chip),
+        "one MFU": baseline(rows),
+    }
+    assert others
+    print("\n".join(_table(rows, errors, is_markdown=options.markdown)))
+    print("\n".join(_summary(rows, errors, is_markdown=options.markdown)))
+    return 0
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.predicted", description=__doc__)
+    parser.add_argument("--compiled", action="store_true", help="compile every row (hours)")
+    parser.add_argument("--fit", action="store_true", help="print constants fitted to all rows")
+    parser.add_argument("--markdown", action="store_true", help="tables for docs/prediction.md")
+    return parser.parse_args(argv)
+
+
+def _rows(method: str) -> Iterator[Row]:
+    for each in published():
+        if method == OUTLINE:
+            yield Row(published=each, program=outline(recipe_of(each)))
+        elif (program := _compiled(each)) is not None:
+            yield Row(published=each, program=program)
+
+
+def _compiled(row: Published) -> Sequence[Op] | None:
+    """None, and a line, where the row's step does not compile or fit."""
+    recipe = recipe_of(row)
+    print(f"compiling: {row.name}", file=sys.stderr)
+    try:
+        step = compile_step(recipe, limits=LIMITS)
+        module = analyze(step).schedule.module
+    except UserError as error:
+        print(f"  {error.message}", file=sys.stderr)
+        return None
+    return program_of(module, step.mesh, Torus.of(slice_shape(recipe.hardware)))
+
+
+def predicted_s(row: Row, method: str, constants: Constants) -> float:
+    recipe = recipe_of(row.published)
+    return predict(recipe, row.program, method=method, constants=constants).step_s
+
+
+def left_out(rows: Sequence[Row], method: str, kind: Callable[[Row], str]) -> Mapping[Published, float]:
+    """Relative error of each row, by constants fitted to the rows of all other kinds."""
+    errors = {}
+    for name in dict.fromkeys(map(kind, rows)):
+        constants = fit([row for row in rows if kind(row) != name], method)
+        for row in rows:
+            if kind(row) == name:
+                step_s = row.published.step_s
+                errors[row.published] = predicted_s(row, method, constants) / step_s - 1
+    return errors
+
+
+def baseline(rows: Sequence[Row]) -> Mapping[Published, float]:
+    """Relative error of the median MFU of other models on the same generation in the same precision."""
+    errors = {}
+    for row in rows:
+        mine = row.published
+        others = [
+            mfu(other.published)
+            for other in rows
+            if other.published.chip == mine.chip
+            and other.published.quantization == mine.quantization
+            and other.published.model != mine.model
+        ]
+        if others:
+            errors[mine] = mfu(mine) / statistics.median(others) - 1
+    return errors
+
+
+def mfu(row: Published) -> float:
+    recipe = recipe_of(row)
+    peak = peak_flops_per_s(recipe)
+    assert peak is not None
+    return step_flops(recipe) / row.step_s / (peak * row.num_chips)
+
+
+def fit(rows: Sequence[Row], method: str) -> Constants:
+    """The constants with the least absolute logarithmic error; rows of one model weigh less, the more.
+
+    Rows without tuned flags have no part in it, because programs from sizes alone know no flags.
+    Coordinate descent from fixed starts, so the same rows give the same constants.
+    """
+    rows = [row for row in rows if recipe_of(row.published).hardware.tuned_flags]
+    alike = collections.Counter((row.published.chip, row.published.model) for row in rows)
+    free = _free(rows, method)
+
+    def loss(parameters: Parameters) -> float:
+        constants = _constants(parameters)
+        errors = sum(
+            abs(math.log(predicted_s(row, method, constants) / row.published.step_s))
+            / math.sqrt(alike[row.published.chip, row.published.model])
+            for row in rows
+        )
+        strayed = sum(math.log(value / FREE[name][0]) ** 2 for (name, _), value in parameters.items())
+        return errors + _STRAY_WEIGHT * strayed
+
+    found = {key: FREE[key[0]][0] for key in free}
+    least, stride = loss(found), _FIRST_STRIDE
+    for _ in range(_HALVINGS):
+        for key in free:
+            for factor in (1 + stride, 1 / (1 + stride)):
+                found, least = _descend(found, least, key, factor, loss)
+        stride /= 2
+    return _constants(found)
+
+
+def _descend(
+    found: Parameters, least: float, key: tuple[str, str], factor: float, loss: Callable[[Parameters], float]
+) -> tuple[dict[tuple[str, str], float], float]:
+    """Steps along one constant while it helps."""
+    _, low, high = FREE[key[0]]
+    best = dict(found)
+    while True:
+        tried = {**best, key: min(high, max(low, best[key] * factor))}
+        error = loss(tried)
+        if error >= least - 1e-9:
+            return best, least
+        best, least = tried, error
+
+
+def _free(rows: Sequence[Row], method: str) -> Sequence[tuple[str, str]]:
+    """The constants that the rows say anything of."""
+    chips = list(dict.fromkeys(row.published.chip for row in rows))
+    precisions = dict.fromkeys(row.published.quantization for row in rows)
+    names = ["attention_share", "grouped_matmul_share", "beside_share", "dcn_share", "slice_wait_share"]
+    own = "cycle_scale" if method == COMPILED else "matmul_share"
+    keys = [(own, chip) for chip in chips] + [(name, "") for name in names]
+    if method == OUTLINE:
+        keys += [("hbm_share", "")]
+        keys += [("quantized_speed", name) for name in precisions if name != "none"]
+    return keys
+
+
+def _constants(parameters: Parameters) -> Constants:
+    """Those that are free, and the others as they are."""
+    by_name: dict[str, dict[str, float]] = {}
+    for (name, kind), value in parameters.items():
+        by_name.setdefault(name, {})[kind] = value
+    changes = {name: values if "" not in values else values[""] for name, values in by_name.items()}
+    return dataclasses.replace(fitted_constants(), **changes)  # type: ignore[arg-type]
+
+
+def _table(
+    rows: Sequence[Row], errors: Mapping[str, Mapping[Published, float]], *, is_markdown: bool
+) -> Iterator[str]:
+    if is_markdown:
+        yield f"| step | tier | published, s | {' | '.join(errors)} |"
+        yield "|---|---|---:|" + "---:|" * len(errors)
+    for row in rows:
+        each = row.published
+        found = [errors[kind].get(each) for kind in errors]
+        texts = ["" if error is None else f"{100 * error:+.0f} %" for error in found]
+        if is_markdown:
+            yield f"| {each.name} | {each.tier} | {each.step_s:.2f} | {' | '.join(texts)} |"
+        else:
+            yield f"{each.name:<36} {each.step_s:8.2f} s  {'  '.join(f'{text:>7}' for text in texts)}"
+
+
+def _summary(
+    rows: Sequence[Row], errors: Mapping[str, Mapping[Published, float]], *, is_markdown: bool
+) -> Iterator[str]:
+    """Median and 90th percentile of the absolute error, of all and by generation."""
+    chips = list(dict.fromkeys(row.published.chip for row in rows))
+    if is_markdown:
+        yield ""
+        yield f"| | rows | {' | '.join(errors)} |"
+        yield "|---|---:|" + "---:|" * len(errors)
+    for chip in ("all", *chips):
+        texts = []
+        for kind in errors.values():
+            sizes = sorted(abs(error) for row, error in kind.items() if chip in ("all", row.chip))
+            texts.append(
+                f"{100 * quantile(sizes, 0.5):.1f} / {100 * quantile(sizes, 0.9):.1f} %" if sizes else ""
+            )
+        count = sum(chip in ("all", row.published.chip) for row in rows)
+        line = f"| {chip} | {count} | {' | '.join(texts)} |"
+        yield line if is_markdown else line.replace("|", " ")
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """With linear interpolation between the two nearest."""
+    place = share * (len(values) - 1)
+    low = math.floor(place)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (place - low) * (values[high] - values[low])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
