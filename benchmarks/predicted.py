@@ -23,9 +23,10 @@ from benchmarks.published_steps import Published, published, recipe_of
 from launcher.preflight.compiled import analyze
 from launcher.preflight.compiler import GIB, Limits, compile_step
 from launcher.preflight.outline import outline
-from launcher.preflight.prediction import COMPILED, OUTLINE, predict
+from launcher.preflight.prediction import COMPILED, OUTLINE, attended_share, slice_wait_s
 from launcher.preflight.program import Op, program_of
-from launcher.preflight.rates import Constants, fitted_constants
+from launcher.preflight.rates import Constants, fitted_constants, rates_of
+from launcher.preflight.timeline import timeline
 from launcher.preflight.torus import Torus
 from recipes.errors import UserError
 from recipes.flops import peak_flops_per_s, step_flops
@@ -45,6 +46,10 @@ class Row:
 
     published: Published
     program: Sequence[Op]
+
+    @property
+    def attended_share(self) -> float:
+        return attended_share(recipe_of(self.published))
 
 
 type Parameters = Mapping[tuple[str, str], float]
@@ -70,14 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = list(_rows(method))
     if options.fit:
         print(json.dumps(dataclasses.asdict(fit(rows, method)), indent=2))
-    others = {row.published.name: row for row in rows}
     print(f"{len(rows)} rows of {len({row.published.model for row in rows})} models", file=sys.stderr)
     errors = {
         "of other models": left_out(rows, method, lambda row: row.published.model),
         "of other generations": left_out(rows, method, lambda row: row.published.chip),
         "one MFU": baseline(rows),
     }
-    assert others
     print("\n".join(_table(rows, errors, is_markdown=options.markdown)))
     print("\n".join(_summary(rows, errors, is_markdown=options.markdown)))
     return 0
@@ -112,9 +115,10 @@ def _compiled(row: Published) -> Sequence[Op] | None:
     return program_of(module, step.mesh, Torus.of(slice_shape(recipe.hardware)))
 
 
-def predicted_s(row: Row, method: str, constants: Constants) -> float:
-    recipe = recipe_of(row.published)
-    return predict(recipe, row.program, method=method, constants=constants).step_s
+def predicted_s(row: Row, constants: Constants) -> float:
+    rates = rates_of(row.published.chip, row.published.quantization, constants)
+    line = timeline(row.program, rates, attended_share=row.attended_share)
+    return line.duration_s + slice_wait_s(line, rates, row.published.num_slices)
 
 
 def left_out(rows: Sequence[Row], method: str, kind: Callable[[Row], str]) -> Mapping[Published, float]:
@@ -125,7 +129,7 @@ def left_out(rows: Sequence[Row], method: str, kind: Callable[[Row], str]) -> Ma
         for row in rows:
             if kind(row) == name:
                 step_s = row.published.step_s
-                errors[row.published] = predicted_s(row, method, constants) / step_s - 1
+                errors[row.published] = predicted_s(row, constants) / step_s - 1
     return errors
 
 
@@ -166,7 +170,7 @@ def fit(rows: Sequence[Row], method: str) -> Constants:
     def loss(parameters: Parameters) -> float:
         constants = _constants(parameters)
         errors = sum(
-            abs(math.log(predicted_s(row, method, constants) / row.published.step_s))
+            abs(math.log(predicted_s(row, constants) / row.published.step_s))
             / math.sqrt(alike[row.published.chip, row.published.model])
             for row in rows
         )
@@ -215,7 +219,7 @@ def _constants(parameters: Parameters) -> Constants:
     by_name: dict[str, dict[str, float]] = {}
     for (name, kind), value in parameters.items():
         by_name.setdefault(name, {})[kind] = value
-    changes = {name: values if "" not in values else values[""] for name, values in by_name.items()}
+    changes = {name: values.get("", values) for name, values in by_name.items()}
     return dataclasses.replace(fitted_constants(), **changes)  # type: ignore[arg-type]
 
 

@@ -19,11 +19,9 @@ from recipes.schema import ModelConfig, Recipe
 
 ROWS = Path(__file__).with_name("published") / "steps.csv"
 _BASE = "llama3-8b-v5e-16x16"
-_GPT3 = ("model=dense-16b", "model.num_layers=96", "model.embed_dim=12288", "model.mlp_dim=49152") + (
-    "model.num_heads=96",
-    "model.num_kv_heads=96",
-    "model.head_dim=128",
-    "model.vocab_size=50304",
+_GPT3 = (
+    *("model=dense-16b", "model.num_layers=96", "model.embed_dim=12288", "model.mlp_dim=49152"),
+    *("model.num_heads=96", "model.num_kv_heads=96", "model.head_dim=128", "model.vocab_size=50304"),
 )
 _LADDER = re.compile(r"(\d+)B \(emb")
 _MODELS: Mapping[str, Sequence[str]] = {

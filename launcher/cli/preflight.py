@@ -57,6 +57,13 @@ _GIB = 2**30
     is_flag=True,
     help="Ask no compiler: at once, from sizes alone. So it is where libtpu is not installed.",
 )
+@click.option(
+    "--timeline",
+    "timeline_file",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write what happens when: FILE.html is a page, FILE.json a trace for Perfetto or Chrome.",
+)
 @click.option("--fresh", is_flag=True, help="Compile even if the same step was compiled before.")
 def command(
     recipe: str,
@@ -67,12 +74,13 @@ def command(
     memory_limit_gib: float,
     no_remedy: bool,
     is_estimate: bool,
+    timeline_file: Path | None,
     fresh: bool,
 ) -> None:
-    """Say whether a recipe's train step compiles and fits, by the TPU compiler itself.
+    """Say whether a recipe's train step compiles and fits, and how fast and dear it will be.
 
-    No TPU is needed. Exits with 0 if it fits and with 1 if it does not, after a search for the cheapest
-    changes with which it would.
+    No TPU is needed: the TPU compiler itself compiles it. Exits with 0 if it fits and with 1 if it does not,
+    after a search for the cheapest changes with which it would.
     """
     from launcher.preflight.compiler import Limits
     from launcher.preflight.report import estimated, render
@@ -90,9 +98,23 @@ def command(
     report = ask(composed)
     if not (report.fits or no_remedy):
         report = dataclasses.replace(report, remedy=_remedy(composed, ask))
+    if timeline_file is not None:
+        _write_timeline(timeline_file, report)
     output.data_json(report.to_json()) if as_json else output.data(render(report))
     if not report.fits:
         raise click.exceptions.Exit(ExitCode.EXPERIMENT_FAILED)
+
+
+def _write_timeline(path: Path, report: Report) -> None:
+    from launcher.preflight.report import render
+    from launcher.preflight.trace import write
+
+    if report.prediction is None:
+        output.note(f"{path} is not written: a step that does not fit has no timeline")
+        return
+    title = f"{report.recipe}: one predicted step of one device"
+    write(path, report.prediction, title=title, summary=render(report))
+    output.say(f"timeline: {path}")
 
 
 type Ask = Callable[[Recipe], Report]

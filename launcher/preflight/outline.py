@@ -10,13 +10,14 @@ v vocab_size; all of one shard of the tensor axis.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from launcher.preflight.kernels import ATTENTION, GROUPED_MATMUL, Kernel
 from launcher.preflight.program import Op
-from launcher.preflight.rates import has_async_collectives
+from launcher.preflight.rates import overlapping_exchanges
 from launcher.preflight.torus import Link, Side, Torus
 from recipes.hardware import slice_shape
 from recipes.parallelism import AXES, recipe_mesh
@@ -137,7 +138,7 @@ class _Outline:
 
     def _forward(self) -> Iterator[Op]:
         waits: list[Op] = []
-        yield from self._beside(self._gathered_weights(), waits)
+        yield from self._overlapped(self._gathered_weights(), waits)
         yield from _pairs(self._offloaded("to host"), waits)
         yield from _pairs(self._exchanged_activations(2), waits)
         yield from self._exchanged_tokens(1)
@@ -147,8 +148,8 @@ class _Outline:
     def _backward(self) -> Iterator[Op]:
         waits: list[Op] = []
         train, matmuls = self.recipe.train, self._matmuls()
-        yield from self._beside(self._gathered_weights(), waits)
-        yield from self._beside(self._scattered_gradients(), waits)
+        yield from self._overlapped(self._gathered_weights(), waits)
+        yield from self._overlapped(self._scattered_gradients(), waits)
         yield from _pairs(self._offloaded("from host"), waits)
         again = set(_RECOMPUTED[train.remat_policy if train.remat_policy in _RECOMPUTED else "full"])
         if train.remat_policy == "named":
@@ -162,9 +163,14 @@ class _Outline:
         yield from self._work(matmuls, 2, 2)
         yield from waits
 
-    def _beside(self, ops: Iterator[Op], waits: list[Op]) -> Iterator[Op]:
-        """Exchanges of weights, where the compiler of the generation lets them go on beside other work."""
-        return _pairs(ops, waits) if has_async_collectives(self.recipe.hardware.generation) else ops
+    def _overlapped(self, ops: Iterator[Op], waits: list[Op]) -> Iterator[Op]:
+        """Exchanges of weights and gradients; beside other work where the compiler overlaps their kind."""
+        overlapping = overlapping_exchanges(self.recipe.hardware.generation)
+        for op in ops:
+            if op.lane == "dcn" or op.category in overlapping:
+                yield from _pairs(iter([op]), waits)
+            else:
+                yield op
 
     def _work(
         self, matmuls: Mapping[str, int], factor: int, passes: int, *, attends: bool = True
@@ -215,7 +221,7 @@ class _Outline:
             yield Op(name=f"logits {number}", category="matmul", flops=8 * logits * model.embed_dim)
             size = _LOGIT_PASSES * logits * _FLOAT32_BYTES
             yield Op(name=f"softmax {number}", category="elementwise", size_bytes=size)
-            yield from self._exchange(f"output gradient {number}", "reduce-scatter", "fsdp", table_bytes)
+            yield from self._exchange(f"output gradient {number}", self._scatter(), "fsdp", table_bytes)
 
     def _optimizer(self) -> Op:
         """Weights, both moments and gradients read, all but the gradients written."""
@@ -232,12 +238,20 @@ class _Outline:
         yield from self._exchange("weights", "all-gather", "fsdp", self.layer_bytes)
 
     def _scattered_gradients(self) -> Iterator[Op]:
-        yield from self._exchange("gradients", "reduce-scatter", "fsdp", self.layer_bytes)
+        yield from self._exchange("gradients", self._scatter(), "fsdp", self.layer_bytes)
         held = self.layer_bytes // self.mesh.total["fsdp"]
         yield from self._exchange("gradients of replicas", "all-reduce", "data", held)
 
+    def _scatter(self) -> str:
+        """How gradients are summed over fsdp: where all sides of the torus wrap libtpu sums them whole,
+        unless it can overlap that (docs/compiled.md has the collectives of programs)."""
+        sides = self.links["fsdp"].sides
+        overlapping = overlapping_exchanges(self.recipe.hardware.generation)
+        whole = sides and all(side.wraps for side in sides) and "reduce-scatter" not in overlapping
+        return "all-reduce" if whole else "reduce-scatter"
+
     def _gradients_across_slices(self) -> Iterator[Op]:
-        held = self._held() * DTYPE_BYTES[self.recipe.model.weight_dtype]
+        held = self._held() * self.element_bytes
         degree = self.mesh.dcn["data"]
         if degree > 1:
             yield Op(
@@ -305,8 +319,6 @@ _WIDE = 2**20
 
 def _pairs(ops: Iterator[Op], waits: list[Op]) -> Iterator[Op]:
     """Starts of what may go on beside other work; appends the waits for them."""
-    import dataclasses
-
     for op in ops:
         waits.append(Op(name=f"{op.name} done", category="wait", awaits=op.name))
         yield dataclasses.replace(op, is_start=True)

@@ -7,14 +7,16 @@ The program is a compiled one (`launcher/preflight/program.py`) or an outline of
 from __future__ import annotations
 
 import collections
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from launcher.cost import HOUR_S
 from launcher.plan import price_of
 from launcher.preflight.program import Op
-from launcher.preflight.rates import Constants, error_bands, fitted_constants, rates_of
+from launcher.preflight.rates import Constants, Rates, error_bands, fitted_constants, rates_of
 from launcher.preflight.timeline import Timeline, core_events, timeline
 from recipes.flops import mean_keys, peak_flops_per_s, step_flops
 from recipes.hardware import slice_shape
@@ -61,7 +63,20 @@ class Prediction:
 
     @property
     def exposed_s(self) -> float:
+        """Of the step, what is spent waiting."""
         return sum(share.time_s for share in self.waits)
+
+    def to_json(self) -> dict[str, Any]:
+        """All but the timeline."""
+        values = {
+            each.name: getattr(self, each.name)
+            for each in dataclasses.fields(self)
+            if each.name not in ("timeline", "work", "waits")
+        }
+        shares = {
+            name: [dataclasses.asdict(each) for each in getattr(self, name)] for name in ("work", "waits")
+        }
+        return {**values, "exposed_s": self.exposed_s, **shares}
 
 
 def predict(
@@ -70,7 +85,7 @@ def predict(
     """Of a recipe for TPUs."""
     rates = rates_of(recipe.hardware.generation, recipe.model.quantization, constants or fitted_constants())
     line = timeline(program, rates, attended_share=attended_share(recipe))
-    waiting_s = line.duration_s * rates.slice_wait_share * math.log2(recipe.multislice.num_slices)
+    waiting_s = slice_wait_s(line, rates, recipe.multislice.num_slices)
     step_s, p90 = line.duration_s + waiting_s, error_bands()[method].p90
     work, waits = _shares(line)
     if waiting_s:
@@ -95,6 +110,11 @@ def predict(
     )
 
 
+def slice_wait_s(line: Timeline, rates: Rates, num_slices: int) -> float:
+    """What slices wait for the slowest: published steps grow by the same share with each doubling."""
+    return line.duration_s * rates.slice_wait_share * math.log2(num_slices)
+
+
 def attended_share(recipe: Recipe) -> float:
     """Of a score matrix, what the kernel computes: the mask rounded up to blocks; all without a kernel."""
     model, length = recipe.model, recipe.train.sequence_length
@@ -105,12 +125,12 @@ def attended_share(recipe: Recipe) -> float:
 
 
 def _shares(line: Timeline) -> tuple[list[Share], list[Share]]:
-    sums: collections.Counter[tuple[bool, str, str]] = collections.Counter()
+    sums: dict[tuple[bool, str, str], float] = collections.defaultdict(float)
     for event, time_s in core_events(line):
         sums[event.is_wait, event.category, event.axes] += time_s
     shares = [
         (is_wait, Share(category=category, axes=axes, time_s=time_s))
-        for (is_wait, category, axes), time_s in sums.most_common()
+        for (is_wait, category, axes), time_s in sorted(sums.items(), key=lambda item: -item[1])
         if time_s > 0
     ]
     return [share for is_wait, share in shares if not is_wait], [each for is_wait, each in shares if is_wait]

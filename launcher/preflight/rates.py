@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Rates:
 
 
 def rates_of(name: str, quantization: str, constants: Constants) -> Rates:
-    """Of a device of the generation ``name``; one that nothing was fitted for is like the median of others."""
+    """Of a device of the generation ``name``; where nothing was fitted for it, as the median of others."""
     chip, data = generation(name), _data()
     own = data["generations"][name]
     assert chip.hbm_bytes_per_s and chip.ici_link_bytes_per_s and chip.dcn_bytes_per_s
@@ -100,9 +100,9 @@ def rates_of(name: str, quantization: str, constants: Constants) -> Rates:
     )
 
 
-def has_async_collectives(name: str) -> bool:
-    """Whether the compiler lets other work go on beside exchanges of weights inside a slice."""
-    return bool(_data()["generations"][name]["async_collectives"])
+def overlapping_exchanges(name: str) -> Sequence[str]:
+    """Kinds of exchanges of weights and gradients inside a slice that go on beside other work."""
+    return tuple(_data()["generations"][name]["overlapping_exchanges"])
 
 
 @functools.cache
@@ -147,7 +147,9 @@ def exchange_s(rates: Rates, kind: str, size_bytes: int, group_size: int, link: 
             sides = [side.size / (8 if side.wraps else 4) for side in link.sides]
             return latency_s + size_bytes * max(sides) / rates.link_bytes_per_s
         case "collective-permute" | "collective-broadcast":
-            return latency_s + size_bytes / rates.link_bytes_per_s
+            # Around a ring both ways, half of everything each.
+            ways = 2 if link.sides[0].wraps else 1
+            return latency_s + size_bytes / (ways * rates.link_bytes_per_s)
         case _:
             links = sum(2 if side.wraps else 1 for side in link.sides)
             return _passes(kind) * (latency_s + moved / (links * rates.link_bytes_per_s))

@@ -1,4 +1,5 @@
-"""What `muster preflight` says of a recipe: whether its step compiles and fits, and what fills the memory.
+"""What `muster preflight` says of a recipe: whether its step fits, what fills the memory, how fast and dear
+it will be.
 
 Pure: a compiled step in, a report out, as text or as JSON.
 """
@@ -14,12 +15,17 @@ from launcher.preflight.buffers import Buffer
 from launcher.preflight.collectives import traffic
 from launcher.preflight.compiled import Analysis, Compiled
 from launcher.preflight.estimate import Part, estimate
+from launcher.preflight.outline import outline
+from launcher.preflight.prediction import COMPILED, OUTLINE, Prediction, predict
+from launcher.preflight.program import program_of
+from launcher.preflight.torus import Torus
 from launcher.text import one_line, size_text
 from recipes.contract import CompileProblem
 from recipes.hardware import slice_shape
 from recipes.schema import Recipe
 
 _SHOWN_BUFFERS = 10
+_SHOWN_SHARES = 8
 _SOURCE_WIDTH = 70
 
 
@@ -90,9 +96,13 @@ class Report:
     """The cheapest changes found that make it fit."""
     step: Step | None
     """None where it does not fit, of which the compiler says no more, and of an estimate."""
+    prediction: Prediction | None
+    """Of time and cost; None where it does not fit by the compiler."""
 
     def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        """All but the timeline, which is a file of its own."""
+        bare = None if self.prediction is None else self.prediction.to_json()
+        return {**dataclasses.asdict(dataclasses.replace(self, prediction=None)), "prediction": bare}
 
 
 def fitting(recipe: Recipe, compiled: Compiled, analysis: Analysis) -> Report:
@@ -111,7 +121,11 @@ def fitting(recipe: Recipe, compiled: Compiled, analysis: Analysis) -> Report:
         libtpu_version=compiled.libtpu_version,
         jax_version=compiled.jax_version,
     )
-    return _report(recipe, analysis.hbm_bytes, memory.usable_hbm_bytes, fits=True, step=step)
+    program = program_of(analysis.schedule.module, compiled.mesh, Torus.of(slice_shape(recipe.hardware)))
+    prediction = predict(recipe, program, method=COMPILED)
+    return _report(
+        recipe, analysis.hbm_bytes, memory.usable_hbm_bytes, fits=True, step=step, prediction=prediction
+    )
 
 
 def not_fitting(recipe: Recipe, problem: CompileProblem) -> Report:
@@ -126,7 +140,13 @@ def estimated(recipe: Recipe) -> Report:
     fits = found.hbm_bytes <= found.usable_hbm_bytes
     hint = "" if fits else "use more shards, train.remat_policy=full, or a smaller train.global_batch_size"
     return _report(
-        recipe, found.hbm_bytes, found.usable_hbm_bytes, fits=fits, hint=hint, parts=tuple(found.parts)
+        recipe,
+        found.hbm_bytes,
+        found.usable_hbm_bytes,
+        fits=fits,
+        hint=hint,
+        parts=tuple(found.parts),
+        prediction=predict(recipe, outline(recipe), method=OUTLINE),
     )
 
 
@@ -139,6 +159,7 @@ def _report(
     step: Step | None = None,
     hint: str = "",
     parts: Sequence[Part] = (),
+    prediction: Prediction | None = None,
 ) -> Report:
     num_slices = recipe.multislice.num_slices
     return Report(
@@ -155,6 +176,7 @@ def _report(
         hint=hint,
         remedy=None,
         step=step,
+        prediction=prediction,
     )
 
 
@@ -171,7 +193,11 @@ def _collectives(analysis: Analysis) -> Iterator[Traffic]:
 
 def render(report: Report) -> str:
     """As lines of text."""
-    rows = [*_head(report), *(_step_rows(report.step) if report.step else ())]
+    rows = list(_head(report))
+    if report.prediction:
+        rows += _time_rows(report.prediction)
+    if report.step:
+        rows += _step_rows(report.step)
     if report.remedy:
         remedy = report.remedy
         rows.append(("to fit", f"{' '.join(remedy.overrides)}: {size_text(remedy.hbm_bytes)}"))
@@ -196,6 +222,30 @@ def _head(report: Report) -> Iterator[tuple[str, str]]:
         yield "", "estimated from sizes, up to a fifth off; libtpu, the compiler, was not asked"
     for part in report.parts:
         yield "", f"{size_text(part.size_bytes):>10}  {part.name}"
+
+
+def _time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
+    speed = f"{prediction.tokens_per_s_per_chip:,.0f} tokens/s/chip"
+    mfu = f", MFU {100 * prediction.mfu:.1f} %" if prediction.mfu is not None else ""
+    band = f"{time_text(prediction.low_s)} to {time_text(prediction.high_s)}"
+    yield "step", f"{time_text(prediction.step_s)} ({band}), {speed}{mfu}"
+    source = "the compiled program" if prediction.method == COMPILED else "sizes alone, an estimate"
+    yield "", f"predicted from {source}; nine of ten published steps were within such a band"
+    for label, shares in (("busy with", prediction.work), ("waits for", prediction.waits)):
+        for number, share in enumerate(shares[:_SHOWN_SHARES]):
+            what = f"{share.category} {share.axes}".strip()
+            part = 100 * share.time_s / prediction.step_s
+            yield "" if number else label, f"{time_text(share.time_s):>8}  {part:4.1f} %  {what}"
+    days = f"{prediction.run_days:.3g} days without saves and restarts"
+    cost = "no price is known: set hardware.price_per_chip_hour"
+    if prediction.run_cost_usd is not None:
+        cost = f"USD {prediction.run_cost_usd:,.0f} ({prediction.price_source})"
+    yield "run", f"{days}, {cost}"
+
+
+def time_text(time_s: float) -> str:
+    """Three digits, in seconds or milliseconds."""
+    return f"{time_s:.3g} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms"
 
 
 def _step_rows(step: Step) -> Iterator[tuple[str, str]]:

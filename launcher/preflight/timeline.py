@@ -99,7 +99,8 @@ class _Walk:
 
     def _occupy(self, op: Op) -> tuple[float, float]:
         # Axes of the mesh lie along different sides of the torus, so each has links of its own.
-        lane = (op.lane, op.axes)
+        # Permutations go round both ways at once.
+        lane = (op.lane, op.name if op.category == "collective-permute" else op.axes)
         start_s = max(self.now_s, self._busy_until_s.get(lane, 0.0))
         duration_s = self._seconds(op)
         self._busy_until_s[lane] = start_s + duration_s
