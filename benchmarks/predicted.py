@@ -56,7 +56,7 @@ type Parameters = Mapping[tuple[str, str], float]
 """Constants by name and, where they differ by it, generation or precision."""
 
 FREE: Mapping[str, tuple[float, float, float]] = {
-    "cycle_scale": (1.0, 0.5, 1.5),
+    "cycle_scale": (0.8, 0.5, 1.5),
     "matmul_share": (0.8, 0.4, 0.98),
     "attention_share": (0.8, 0.3, 1.0),
     "grouped_matmul_share": (0.6, 0.2, 0.95),
@@ -160,10 +160,9 @@ def mfu(row: Published) -> float:
 def fit(rows: Sequence[Row], method: str) -> Constants:
     """The constants with the least absolute logarithmic error; rows of one model weigh less, the more.
 
-    Rows without tuned flags have no part in it, because programs from sizes alone know no flags.
     Coordinate descent from fixed starts, so the same rows give the same constants.
     """
-    rows = [row for row in rows if recipe_of(row.published).hardware.tuned_flags]
+    rows = [row for row in rows if _is_like_ours(row.published, method)]
     alike = collections.Counter((row.published.chip, row.published.model) for row in rows)
     free = _free(rows, method)
 
@@ -185,6 +184,12 @@ def fit(rows: Sequence[Row], method: str) -> Constants:
                 found, least = _descend(found, least, key, factor, loss)
         stride /= 2
     return _constants(found)
+
+
+def _is_like_ours(row: Published, method: str) -> bool:
+    """Whether the constants may be fitted to it. Rows without tuned flags are of compilers of then, and what
+    quantization compiles to is another program in each library."""
+    return recipe_of(row).hardware.tuned_flags and (method == OUTLINE or row.quantization == "none")
 
 
 def _descend(

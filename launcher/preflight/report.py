@@ -194,10 +194,12 @@ def _collectives(analysis: Analysis) -> Iterator[Traffic]:
 def render(report: Report) -> str:
     """As lines of text."""
     rows = list(_head(report))
+    if report.step:
+        rows += _memory_rows(report.step)
     if report.prediction:
         rows += _time_rows(report.prediction)
     if report.step:
-        rows += _step_rows(report.step)
+        rows += _work_rows(report.step)
     if report.remedy:
         remedy = report.remedy
         rows.append(("to fit", f"{' '.join(remedy.overrides)}: {size_text(remedy.hbm_bytes)}"))
@@ -248,13 +250,16 @@ def time_text(time_s: float) -> str:
     return f"{time_s:.3g} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms"
 
 
-def _step_rows(step: Step) -> Iterator[tuple[str, str]]:
+def _memory_rows(step: Step) -> Iterator[tuple[str, str]]:
     yield "", f"{size_text(step.argument_bytes)} of it arguments: weights, optimizer state, batch"
     if step.host_bytes:
         yield "", f"{size_text(step.host_bytes)} in the host's memory"
     for number, buffer in enumerate(step.largest_buffers):
         where = one_line((buffer.op_name or buffer.name).replace("\\'", "'"))[-_SOURCE_WIDTH:]
         yield "" if number else "largest", f"{size_text(buffer.size_bytes):>10}  {buffer.shape}  {where}"
+
+
+def _work_rows(step: Step) -> Iterator[tuple[str, str]]:
     yield "work", f"{step.matmul_flops:.3g} FLOP of matmuls, kernels not counted"
     yield "", f"{step.estimated_cycles:.3g} cycles by the compiler, without kernels and exchanges"
     for number, each in enumerate(step.collectives):
