@@ -2,9 +2,9 @@
 
 Every published row that a recipe can be made of is predicted with constants that were fitted without its
 model, and again without its generation. Beside it stands what one MFU for a generation and precision, the
-median of other models, would have said. From sizes alone it takes minutes; ``--compiled`` compiles every
-row first, which takes hours, and keeps what was compiled. ``--fit`` prints the constants of
-`launcher/preflight/rates.json`, fitted to all rows.
+median of other models, would have said. From sizes alone it takes minutes. ``--compiled`` compiles every
+row first, which takes hours, keeps what was compiled, and shows the rows that compile and fit. ``--fit``
+prints the constants of `launcher/preflight/rates.json`, fitted to all rows.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from benchmarks.published_steps import Published, published, recipe_of
 from launcher.preflight.compiled import analyze
 from launcher.preflight.compiler import GIB, Limits, compile_step
 from launcher.preflight.outline import outline
-from launcher.preflight.prediction import COMPILED, OUTLINE, attended_share, slice_wait_s
+from launcher.preflight.prediction import COMPILED, OUTLINE, program_step_s
 from launcher.preflight.program import Op, program_of
 from launcher.preflight.rates import Constants, fitted_constants, rates_of
-from launcher.preflight.timeline import timeline
 from launcher.preflight.torus import Torus
 from recipes.errors import UserError
 from recipes.flops import peak_flops_per_s, step_flops
@@ -36,27 +35,33 @@ LIMITS = Limits(time_s=7200, memory_bytes=16 * GIB)
 _STRAY_WEIGHT = 0.3
 """Of a constant that strays from where it began, beside errors: it keeps those in place that rows say little
 of."""
+_UNLIKE_WEIGHT = {COMPILED: 2.0, OUTLINE: 20.0}
+"""Of generations' constants that differ: efficiency of matmuls is much the same everywhere; how a compiler
+counts cycles is its own affair on each."""
 _HALVINGS = 4
 _FIRST_STRIDE = 0.1
 
 
+AT_PEAK = {"v5e": 0.876, "v5p": 0.902, "v6e": 0.704, "tpu7x": 0.641}
+"""The cycle_scale at which one 8192 x 8192 x 8192 matmul would run at the peak: nothing is faster. Compiled
+for one device it has 9.56, 4.65, 2.98 and 2.60 million cycles by the compiler's estimate."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One published step, and the program that is timed for it."""
+    """One published step, and the programs that are timed for it."""
 
     published: Published
-    program: Sequence[Op]
-
-    @property
-    def attended_share(self) -> float:
-        return attended_share(recipe_of(self.published))
+    outline: Sequence[Op]
+    compiled: Sequence[Op] = ()
+    """Empty where it was not."""
 
 
 type Parameters = Mapping[tuple[str, str], float]
 """Constants by name and, where they differ by it, generation or precision."""
 
 FREE: Mapping[str, tuple[float, float, float]] = {
-    "cycle_scale": (0.8, 0.5, 1.5),
+    "cycle_scale": (0.9, 0.5, 1.5),
     "matmul_share": (0.8, 0.4, 0.98),
     "attention_share": (0.8, 0.3, 1.0),
     "grouped_matmul_share": (0.6, 0.2, 0.95),
@@ -71,16 +76,19 @@ FREE: Mapping[str, tuple[float, float, float]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    method = COMPILED if options.compiled else OUTLINE
-    rows = list(_rows(method))
+    rows = [_row(each, compiles=options.compiled) for each in published()]
     if options.fit:
-        print(json.dumps(dataclasses.asdict(fit(rows, method)), indent=2))
-    print(f"{len(rows)} rows of {len({row.published.model for row in rows})} models", file=sys.stderr)
-    errors = {
-        "of other models": left_out(rows, method, lambda row: row.published.model),
-        "of other generations": left_out(rows, method, lambda row: row.published.chip),
+        print(json.dumps(dataclasses.asdict(fitted_to(rows)), indent=2))
+    found = {
+        "by other models": left_out(rows, lambda row: row.published.model),
+        "by other generations": left_out(rows, lambda row: row.published.chip),
         "one MFU": baseline(rows),
     }
+    # Constants come from all rows, the table is of what was asked for.
+    shown = [row for row in rows if row.compiled or not options.compiled]
+    errors = {name: _of(shown, each) for name, each in found.items()}
+    print(f"{len(shown)} rows of {len({row.published.model for row in shown})} models", file=sys.stderr)
+    rows = shown
     print("\n".join(_table(rows, errors, is_markdown=options.markdown)))
     print("\n".join(_summary(rows, errors, is_markdown=options.markdown)))
     return 0
@@ -94,16 +102,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _rows(method: str) -> Iterator[Row]:
-    for each in published():
-        if method == OUTLINE:
-            yield Row(published=each, program=outline(recipe_of(each)))
-        elif (program := _compiled(each)) is not None:
-            yield Row(published=each, program=program)
+def _of(rows: Sequence[Row], errors: Mapping[Published, float]) -> Mapping[Published, float]:
+    return {row.published: errors[row.published] for row in rows if row.published in errors}
 
 
-def _compiled(row: Published) -> Sequence[Op] | None:
-    """None, and a line, where the row's step does not compile or fit."""
+def _row(each: Published, *, compiles: bool) -> Row:
+    compiled = _compiled(each) if compiles else ()
+    return Row(published=each, outline=outline(recipe_of(each)), compiled=compiled)
+
+
+def _compiled(row: Published) -> Sequence[Op]:
+    """Nothing, and a line, where the row's step does not compile or fit."""
     recipe = recipe_of(row)
     print(f"compiling: {row.name}", file=sys.stderr)
     try:
@@ -111,26 +120,37 @@ def _compiled(row: Published) -> Sequence[Op] | None:
         module = analyze(step).schedule.module
     except UserError as error:
         print(f"  {error.message}", file=sys.stderr)
-        return None
+        return ()
     return program_of(module, step.mesh, Torus.of(slice_shape(recipe.hardware)))
 
 
 def predicted_s(row: Row, constants: Constants) -> float:
+    """As :func:`launcher.preflight.prediction.predict` does."""
+    outlined_s = program_s(row, row.outline, constants)
+    return math.sqrt(outlined_s * program_s(row, row.compiled, constants)) if row.compiled else outlined_s
+
+
+def program_s(row: Row, program: Sequence[Op], constants: Constants) -> float:
     rates = rates_of(row.published.chip, row.published.quantization, constants)
-    line = timeline(row.program, rates, attended_share=row.attended_share)
-    return line.duration_s + slice_wait_s(line, rates, row.published.num_slices)
+    return program_step_s(recipe_of(row.published), program, rates)
 
 
-def left_out(rows: Sequence[Row], method: str, kind: Callable[[Row], str]) -> Mapping[Published, float]:
+def left_out(rows: Sequence[Row], kind: Callable[[Row], str]) -> Mapping[Published, float]:
     """Relative error of each row, by constants fitted to the rows of all other kinds."""
     errors = {}
     for name in dict.fromkeys(map(kind, rows)):
-        constants = fit([row for row in rows if kind(row) != name], method)
+        constants = fitted_to([row for row in rows if kind(row) != name])
         for row in rows:
             if kind(row) == name:
-                step_s = row.published.step_s
-                errors[row.published] = predicted_s(row, constants) / step_s - 1
+                errors[row.published] = predicted_s(row, constants) / row.published.step_s - 1
     return errors
+
+
+def fitted_to(rows: Sequence[Row]) -> Constants:
+    """First what outlines need, by all rows; then what compiled programs need besides, by those compiled."""
+    constants = fit(rows, OUTLINE, fitted_constants())
+    compiled = [row for row in rows if row.compiled]
+    return fit(compiled, COMPILED, constants) if compiled else constants
 
 
 def baseline(rows: Sequence[Row]) -> Mapping[Published, float]:
@@ -157,7 +177,7 @@ def mfu(row: Published) -> float:
     return step_flops(recipe) / row.step_s / (peak * row.num_chips)
 
 
-def fit(rows: Sequence[Row], method: str) -> Constants:
+def fit(rows: Sequence[Row], method: str, base: Constants) -> Constants:
     """The constants with the least absolute logarithmic error; rows of one model weigh less, the more.
 
     Coordinate descent from fixed starts, so the same rows give the same constants.
@@ -167,14 +187,13 @@ def fit(rows: Sequence[Row], method: str) -> Constants:
     free = _free(rows, method)
 
     def loss(parameters: Parameters) -> float:
-        constants = _constants(parameters)
-        errors = sum(
-            abs(math.log(predicted_s(row, constants) / row.published.step_s))
-            / math.sqrt(alike[row.published.chip, row.published.model])
-            for row in rows
-        )
-        strayed = sum(math.log(value / FREE[name][0]) ** 2 for (name, _), value in parameters.items())
-        return errors + _STRAY_WEIGHT * strayed
+        constants = _constants(parameters, base)
+        errors = 0.0
+        for row in rows:
+            program = row.compiled if method == COMPILED else row.outline
+            error = math.log(program_s(row, program, constants) / row.published.step_s)
+            errors += abs(error) / math.sqrt(alike[row.published.chip, row.published.model])
+        return errors + _strayed(parameters, method)
 
     found = {key: FREE[key[0]][0] for key in free}
     least, stride = loss(found), _FIRST_STRIDE
@@ -183,7 +202,21 @@ def fit(rows: Sequence[Row], method: str) -> Constants:
             for factor in (1 + stride, 1 / (1 + stride)):
                 found, least = _descend(found, least, key, factor, loss)
         stride /= 2
-    return _constants(found)
+    return _constants(found, base)
+
+
+def _strayed(parameters: Parameters, method: str) -> float:
+    """How far constants are from where they began, and those of generations from their median: with few
+    models of a generation its own constant says little."""
+    total = _STRAY_WEIGHT * sum(
+        math.log(value / FREE[name][0]) ** 2 for (name, _), value in parameters.items()
+    )
+    for name in ("cycle_scale", "matmul_share"):
+        values = [value for (own, _), value in parameters.items() if own == name]
+        if values:
+            middle = statistics.median(values)
+            total += _UNLIKE_WEIGHT[method] * sum(math.log(value / middle) ** 2 for value in values)
+    return total
 
 
 def _is_like_ours(row: Published, method: str) -> bool:
@@ -197,6 +230,7 @@ def _descend(
 ) -> tuple[dict[tuple[str, str], float], float]:
     """Steps along one constant while it helps."""
     _, low, high = FREE[key[0]]
+    low = AT_PEAK.get(key[1], low) if key[0] == "cycle_scale" else low
     best = dict(found)
     while True:
         tried = {**best, key: min(high, max(low, best[key] * factor))}
@@ -209,23 +243,24 @@ def _descend(
 def _free(rows: Sequence[Row], method: str) -> Sequence[tuple[str, str]]:
     """The constants that the rows say anything of."""
     chips = list(dict.fromkeys(row.published.chip for row in rows))
-    precisions = dict.fromkeys(row.published.quantization for row in rows)
+    if method == COMPILED:
+        return [("cycle_scale", chip) for chip in chips]
     names = ["attention_share", "grouped_matmul_share", "beside_share", "dcn_share", "slice_wait_share"]
-    own = "cycle_scale" if method == COMPILED else "matmul_share"
-    keys = [(own, chip) for chip in chips] + [(name, "") for name in names]
-    if method == OUTLINE:
-        keys += [("hbm_share", "")]
-        keys += [("quantized_speed", name) for name in precisions if name != "none"]
-    return keys
+    precisions = dict.fromkeys(row.published.quantization for row in rows)
+    return [
+        *(("matmul_share", chip) for chip in chips),
+        *((name, "") for name in (*names, "hbm_share")),
+        *(("quantized_speed", name) for name in precisions if name != "none"),
+    ]
 
 
-def _constants(parameters: Parameters) -> Constants:
-    """Those that are free, and the others as they are."""
+def _constants(parameters: Parameters, base: Constants) -> Constants:
+    """Those that are free, and the others of ``base``."""
     by_name: dict[str, dict[str, float]] = {}
     for (name, kind), value in parameters.items():
         by_name.setdefault(name, {})[kind] = value
     changes = {name: values.get("", values) for name, values in by_name.items()}
-    return dataclasses.replace(fitted_constants(), **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
 def _table(

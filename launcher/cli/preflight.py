@@ -52,10 +52,10 @@ _GIB = 2**30
 )
 @click.option("--no-remedy", is_flag=True, help="Do not look for changes that would make it fit.")
 @click.option(
-    "--estimate",
-    "is_estimate",
+    "--quick",
+    "is_quick",
     is_flag=True,
-    help="Ask no compiler: at once, from sizes alone. So it is where libtpu is not installed.",
+    help="Ask no compiler: at once, from the sizes of one layer, times all. So it is without libtpu.",
 )
 @click.option(
     "--timeline",
@@ -73,7 +73,7 @@ def command(
     time_limit_s: float,
     memory_limit_gib: float,
     no_remedy: bool,
-    is_estimate: bool,
+    is_quick: bool,
     timeline_file: Path | None,
     fresh: bool,
 ) -> None:
@@ -92,7 +92,7 @@ def command(
             hint="choose a recipe with a TPU generation: `muster recipes` lists them",
         )
     ask: Ask = estimated
-    if not is_estimate and importlib.util.find_spec("libtpu") is not None:
+    if not is_quick and importlib.util.find_spec("libtpu") is not None:
         limits = Limits(time_s=time_limit_s, memory_bytes=round(memory_limit_gib * _GIB))
         ask = functools.partial(_compiled, limits=limits, fresh=fresh)
     report = ask(composed)

@@ -88,7 +88,7 @@ class _Sizes:
         widths = tensor_widths(self.recipe.model, self.mesh)
         saved: set[str] = {
             "none": set(REMAT_TENSORS),
-            "minimal": set(REMAT_TENSORS) - {"mlp_gate", "mlp_up"},
+            "minimal": set(REMAT_TENSORS) - {"attention_out"},
             "full": {"layer_input"},
             "named": {"layer_input", *train.remat_save},
         }[train.remat_policy]

@@ -32,7 +32,7 @@ _LOGIT_PASSES = 4
 _FLOAT32_BYTES = 4
 _RECOMPUTED: Mapping[str, Sequence[str]] = {
     "none": (),
-    "minimal": ("mlp_gate", "mlp_up"),
+    "minimal": (),
     "full": ("query", "key", "value", "attention_projected", "mlp_gate", "mlp_up"),
 }
 

@@ -1,7 +1,9 @@
 """How fast and how dear a recipe's step will be: one timeline, and what follows from it.
 
 The program is a compiled one (`launcher/preflight/program.py`) or an outline of it
-(`launcher/preflight/outline.py`); everything after it is the same for both.
+(`launcher/preflight/outline.py`); everything after it is the same for both. The compiled one knows flags,
+layouts and the schedule, the outline what published steps of its shape took, so the time of a compiled step
+is their geometric mean, which was nearer to published ones than the program alone (docs/prediction.md).
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from typing import Any
 
 from launcher.cost import HOUR_S
 from launcher.plan import price_of
+from launcher.preflight.outline import outline
 from launcher.preflight.program import Op
-from launcher.preflight.rates import Constants, Rates, error_bands, fitted_constants, rates_of
+from launcher.preflight.rates import Constants, Rates, error_bands, fitted_constants, rates_of, slowed
 from launcher.preflight.timeline import Timeline, core_events, timeline
 from recipes.flops import mean_keys, peak_flops_per_s, step_flops
 from recipes.hardware import slice_shape
@@ -44,6 +47,10 @@ class Prediction:
     method: str
     """COMPILED, or OUTLINE from sizes alone."""
     step_s: float
+    program_s: float
+    """Of the program alone."""
+    outline_s: float
+    """Of its outline."""
     low_s: float
     """Nine of ten published steps of other models were between low and high, as predicted."""
     high_s: float
@@ -83,7 +90,12 @@ def predict(
     recipe: Recipe, program: Sequence[Op], *, method: str, constants: Constants | None = None
 ) -> Prediction:
     """Of a recipe for TPUs."""
-    rates = rates_of(recipe.hardware.generation, recipe.model.quantization, constants or fitted_constants())
+    constants = constants or fitted_constants()
+    rates = rates_of(recipe.hardware.generation, recipe.model.quantization, constants)
+    program_s = outline_s = program_step_s(recipe, program, rates)
+    if method == COMPILED:
+        outline_s = program_step_s(recipe, outline(recipe), rates)
+        rates = slowed(rates, math.sqrt(outline_s / program_s))
     line = timeline(program, rates, attended_share=attended_share(recipe))
     waiting_s = slice_wait_s(line, rates, recipe.multislice.num_slices)
     step_s, p90 = line.duration_s + waiting_s, error_bands()[method].p90
@@ -97,6 +109,8 @@ def predict(
     return Prediction(
         method=method,
         step_s=step_s,
+        program_s=program_s,
+        outline_s=outline_s,
         low_s=step_s / (1 + p90),
         high_s=step_s * (1 + p90),
         work=work,
@@ -108,6 +122,12 @@ def predict(
         price_source=price.source if price else None,
         timeline=line,
     )
+
+
+def program_step_s(recipe: Recipe, program: Sequence[Op], rates: Rates) -> float:
+    """Seconds of one step under ``rates``, slices that wait for one another included."""
+    line = timeline(program, rates, attended_share=attended_share(recipe))
+    return line.duration_s + slice_wait_s(line, rates, recipe.multislice.num_slices)
 
 
 def slice_wait_s(line: Timeline, rates: Rates, num_slices: int) -> float:

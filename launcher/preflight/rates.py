@@ -6,6 +6,7 @@ for all of them, never for a model; docs/prediction.md says how, and how far off
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import statistics
@@ -98,6 +99,16 @@ def rates_of(name: str, quantization: str, constants: Constants) -> Rates:
         beside_share=constants.beside_share,
         slice_wait_share=constants.slice_wait_share,
     )
+
+
+def slowed(rates: Rates, factor: float) -> Rates:
+    """The same rates with every speed divided by ``factor``."""
+    speeds = {
+        field.name: getattr(rates, field.name) / factor
+        for field in dataclasses.fields(rates)
+        if field.name.endswith("_per_s")
+    }
+    return dataclasses.replace(rates, cycle_s=rates.cycle_s * factor, **speeds)
 
 
 def overlapping_exchanges(name: str) -> Sequence[str]:

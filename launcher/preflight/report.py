@@ -231,8 +231,11 @@ def _time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     mfu = f", MFU {100 * prediction.mfu:.1f} %" if prediction.mfu is not None else ""
     band = f"{time_text(prediction.low_s)} to {time_text(prediction.high_s)}"
     yield "step", f"{time_text(prediction.step_s)} ({band}), {speed}{mfu}"
-    source = "the compiled program" if prediction.method == COMPILED else "sizes alone, an estimate"
-    yield "", f"predicted from {source}; nine of ten published steps were within such a band"
+    source = "from sizes alone, an estimate"
+    if prediction.method == COMPILED:
+        alone, outlined = time_text(prediction.program_s), time_text(prediction.outline_s)
+        source = f"between the compiled program's {alone} and {outlined} from sizes alone"
+    yield "", f"predicted {source}; nine of ten published steps were within such a band"
     for label, shares in (("busy with", prediction.work), ("waits for", prediction.waits)):
         for number, share in enumerate(shares[:_SHOWN_SHARES]):
             what = f"{share.category} {share.axes}".strip()

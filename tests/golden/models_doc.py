@@ -10,9 +10,9 @@ from pathlib import Path
 
 from launcher import recipe_path
 from launcher.compose import compose
+from recipes.flops import token_flops
 from recipes.parameters import count_active_parameters, count_parameters
 from recipes.schema import ModelConfig
-from recipes.flops import token_flops
 
 MODELS_DOC = Path(__file__).resolve().parents[2] / "docs" / "models.md"
 _BEGIN, _END = "tests.golden.models_doc -->\n", "<!-- end of models -->"

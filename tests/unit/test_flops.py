@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from recipes.flops import peak_flops_per_s, step_flops, token_flops
 from recipes.load import nest, recipe_from_dict
 from recipes.schema import Recipe
 from tests.golden.models_doc import shipped_model
 from tests.unit.test_plan import LLAMA3_8B
-from recipes.flops import peak_flops_per_s, step_flops, token_flops
 
 TINY = {
     "model.vocab_size": 100,

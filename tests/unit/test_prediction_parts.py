@@ -67,7 +67,9 @@ def test_coordinates_of_devices(torus: Torus, device: int, coordinates: tuple[in
         (IRONWOOD, range(8), [(4, True)]),
     ],
 )
-def test_sides_that_a_group_spans(torus: Torus, devices: Sequence[int], sides: list[tuple[int, bool]]) -> None:
+def test_sides_that_a_group_spans(
+    torus: Torus, devices: Sequence[int], sides: list[tuple[int, bool]]
+) -> None:
     assert [(side.size, side.wraps) for side in torus.link(devices).sides] == sides
 
 

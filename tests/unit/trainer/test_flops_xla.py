@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from recipes.flops import token_flops
 from recipes.schema import ModelConfig, Recipe
 from trainer.attention import Places
 from trainer.execution import Execution
-from recipes.flops import token_flops
 from trainer.loss import cross_entropy
 from trainer.models.decoder import Decoder
 

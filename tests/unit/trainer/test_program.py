@@ -14,11 +14,11 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from recipes.fingerprint import fingerprint
+from recipes.flops import step_flops, token_flops
 from recipes.parallelism import AXES, mesh_shape
 from recipes.schema import Recipe
 from trainer.devices import _cpu_grid, make_mesh
 from trainer.feed import Feed
-from recipes.flops import step_flops, token_flops
 from trainer.optimizers import learning_rate_schedule, make_optimizer
 from trainer.program import abstract_batch, build_program
 
