@@ -1,4 +1,4 @@
-"""``python -m launcher``: the command ``muster``, for processes that start it without a script on the path."""
+"""``python -m launcher`` is ``muster``, whatever scripts are on the path."""
 
 from __future__ import annotations
 

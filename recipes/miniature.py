@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 from recipes.hardware import slice_shape
 from recipes.parallelism import AXES, MeshShape, recipe_mesh
@@ -25,7 +26,7 @@ from recipes.schema import (
 )
 from recipes.schema_target import TargetConfig
 
-NUM_STEPS = 8
+NUM_STEPS = 6
 SAVE_INTERVAL_STEPS = 2
 _KERNEL_BLOCK = 128
 """Rows that the splash kernel takes at once, and so its shortest sequence."""
@@ -84,9 +85,10 @@ def _topology(recipe: Recipe, mesh: MeshShape) -> str:
 
 def _mesh(config: MeshConfig, mesh: MeshShape) -> MeshConfig:
     parts, stages = config.stage_microbatches, mesh.total["stage"]
+    degrees: dict[str, Any] = {**mesh.ici}
     return dataclasses.replace(
         config,
-        **mesh.ici,
+        **degrees,
         stage_rounds=min(config.stage_rounds, 2),
         stage_microbatches=None if parts is None else min(parts, 2 * stages),
     )
@@ -114,12 +116,14 @@ def _model(recipe: Recipe, mesh: MeshShape, data: DataConfig) -> ModelConfig:
         num_heads=num_kv_heads * min(model.num_heads // model.num_kv_heads, 2),
         num_kv_heads=num_kv_heads,
         head_dim=_HEAD_DIM,
-        attention_chunk=_KERNEL_BLOCK if model.attention == "splash" else min(chunk, length // 2),
+        attention_chunk=_KERNEL_BLOCK
+        if model.attention == "splash"
+        else _power_of_2(min(chunk, length // 2)),
         attention_window=None if window is None else min(window, length // 2),
     )
 
 
-def _experts(model: ModelConfig, mesh: MeshShape) -> dict[str, int]:
+def _experts(model: ModelConfig, mesh: MeshShape) -> dict[str, Any]:
     if model.num_experts == 1:
         return {}
     per_token = min(model.num_experts_per_token, 2)
@@ -154,7 +158,7 @@ def _rows_of_a_device(model: ModelConfig) -> int:
 
 
 def _optimizer(config: OptimizerConfig) -> OptimizerConfig:
-    return dataclasses.replace(config, warmup_steps=min(config.warmup_steps, NUM_STEPS // 4))
+    return dataclasses.replace(config, warmup_steps=min(config.warmup_steps, 1))
 
 
 def _train(recipe: Recipe, mesh: MeshShape, model: ModelConfig) -> TrainConfig:
@@ -181,3 +185,8 @@ def _train(recipe: Recipe, mesh: MeshShape, model: ModelConfig) -> TrainConfig:
 def _multiple(number: int, unit: int) -> int:
     """The smallest multiple of ``unit`` that is at least ``number``."""
     return -(-number // unit) * unit
+
+
+def _power_of_2(number: int) -> int:
+    """The largest one that is at most ``number``."""
+    return 1 << (number.bit_length() - 1)

@@ -60,9 +60,7 @@ def command(
     compose_s = time.monotonic() - began_s
     searched = [word for each in search for word in ("--recipes", str(each))]
     words = [recipe, *overrides, *searched, *(["--estimate"] if estimate else [])]
-    wanted = Wanted(
-        recipe=composed, preflight=None if no_preflight else words, synthetic_data=synthetic_data
-    )
+    wanted = Wanted(recipe=composed, preflight=None if no_preflight else words, synthetic_data=synthetic_data)
     with _stopped_by_signals(), _directory(folder) as place:
         report = _rehearse(wanted, place, compose_s)
     output.data_json(report.to_json()) if as_json else output.data(render(report))
@@ -82,9 +80,11 @@ def _rehearse(wanted: Wanted, place: _Place, compose_s: float) -> Report:
     from recipes.miniature import miniature
 
     found = [passed("compose", Seen(detail="every check passed"), compose_s)]
-    for stage in stages(wanted, place.path, output.say):
-        found.append(stage)
-        output.say(f"{stage.name}: {line(stage)}")
+    # Closed before the folder is removed, and with it what still runs there.
+    with contextlib.closing(stages(wanted, place.path, output.say)) as ended:
+        for stage in ended:
+            found.append(stage)
+            output.say(f"{stage.name}: {line(stage)}")
     report = Report(
         recipe=wanted.recipe.name,
         stages=found,

@@ -84,7 +84,7 @@ class Child:
 
 @contextlib.contextmanager
 def child(words: Sequence[str], *, directory: Path, name: str, env: Mapping[str, str]) -> Iterator[Child]:
-    """`muster WORDS`, with its output in ``directory`` as ``name.json`` and ``name.txt``; ended on the way out."""
+    """`muster WORDS`; stdout goes to ``name.json``, stderr to ``name.txt``. Ended on the way out."""
     answer, talk = directory / f"{name}.json", directory / f"{name}.txt"
     with answer.open("wb") as stdout, talk.open("wb") as stderr:
         argv = [sys.executable, "-P", "-m", "launcher", *words]

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from launcher.dryrun.checks import Seen, failed, skipped, staged
+from launcher.dryrun.checks import Seen, skipped, staged
 from launcher.dryrun.children import Child, child
 from launcher.dryrun.ends import differences, read_end, summarized
 from launcher.dryrun.report import Outcome, Stage
@@ -92,7 +92,6 @@ def _check_complete(launch: Child, lab: Lab, name: str) -> None:
 
 
 def _cut(lab: Lab) -> Iterator[Stage]:
-    began_s = time.monotonic()
     with lab.launch(CUT) as launch:
         kill = staged("kill", lambda: _kill_last_host(launch, lab))
         yield kill

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +28,7 @@ class Wanted:
     """Random tokens, whatever the recipe's data are."""
 
 
-def stages(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Iterator[Stage]:
+def stages(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Generator[Stage]:
     """Each stage when it has ended; ``say`` hears the progress of the longer ones."""
     recipe = wanted.recipe
     yield staged("plan", lambda: plan_stage(recipe))
