@@ -55,6 +55,8 @@ def command(
     from launcher.dryrun.report import render
     from launcher.dryrun.stages import Wanted
 
+    if no_preflight and estimate:
+        raise UserError("--no-preflight and --estimate exclude each other", hint="give one of them")
     began_s = time.monotonic()
     composed = compose_recipe(recipe, overrides, search).recipe
     compose_s = time.monotonic() - began_s

@@ -30,6 +30,9 @@ _PLACEHOLDERS: Mapping[str, str] = {
 """For what a launch needs and a rehearsal need not be given."""
 
 
+_ANYWAY = "where the data are elsewhere, --synthetic-data rehearses with random tokens"
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
     """What a stage found to be well."""
@@ -115,7 +118,10 @@ def data_stage(recipe: Recipe) -> Seen:
         if path is not None and path.startswith("gs://"):
             raise UserError(
                 f"{key}={path}: data are read from local paths",
-                hint="copy them to each host or mount the bucket there (docs/data.md), and give that path",
+                hint=f"copy them to each host or mount the bucket there (docs/data.md); {_ANYWAY}",
             )
-    check_inputs(recipe)
+    try:
+        check_inputs(recipe)
+    except UserError as error:
+        raise UserError(error.message, hint=f"{error.hint}; {_ANYWAY}", exit_code=error.exit_code) from error
     return Seen(detail=f"{data.source}{f': {data.path}' if data.path else ''}")

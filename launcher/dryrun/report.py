@@ -13,6 +13,9 @@ from recipes.contract import ExitCode
 from recipes.parallelism import recipe_mesh
 from recipes.schema import Recipe
 
+_MOST_CHARACTERS = 600
+"""Of a line."""
+
 
 class Outcome(enum.StrEnum):
     """How a stage ended."""
@@ -84,27 +87,29 @@ def describe(miniature: Recipe) -> str:
 
 def render(report: Report) -> str:
     """As lines of text."""
-    names = [stage.name for stage in report.stages]
-    width = max(map(len, names))
-    return "\n".join(_lines(report, width))
+    return "\n".join(_lines(report))
 
 
-def _lines(report: Report, width: int) -> Iterator[str]:
-    yield f"recipe     {report.recipe}"
-    yield f"miniature  {report.miniature}"
+def _lines(report: Report) -> Iterator[str]:
+    yield _row("recipe", report.recipe)
+    yield _row("miniature", report.miniature)
     for stage in report.stages:
-        yield f"{stage.name:<{width}}  {line(stage)}"
+        yield _row(stage.name, line(stage))
         if stage.hint:
-            yield f"{'':<{width}}  to do: {one_line(stage.hint, 600)}"
+            yield _row("", f"to do: {one_line(stage.hint, _MOST_CHARACTERS)}")
     if report.directory:
-        yield f"directory  {report.directory}"
+        yield _row("directory", report.directory)
     failed = [stage.name for stage in report.stages if stage.outcome == Outcome.FAILED]
     skipped = [stage.name for stage in report.stages if stage.outcome == Outcome.SKIPPED]
     without = f" (skipped: {', '.join(skipped)})" if skipped else ""
     yield f"{'failed: ' + ', '.join(failed) if failed else 'all is well'}{without}"
 
 
+def _row(name: str, text: str) -> str:
+    return f"{name:<9}  {text}"
+
+
 def line(stage: Stage) -> str:
     """One stage without its name."""
     took = f"{stage.duration_s:.1f} s" if stage.outcome != Outcome.SKIPPED else ""
-    return f"{stage.outcome:<7}  {took:>7}  {one_line(stage.detail, 600)}".rstrip()
+    return f"{stage.outcome:<7}  {took:>7}  {one_line(stage.detail, _MOST_CHARACTERS)}".rstrip()
