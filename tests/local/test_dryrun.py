@@ -87,7 +87,7 @@ def outcomes(report: Mapping[str, Any]) -> dict[str, str]:
 
 
 def stage_of(report: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    (found,) = (stage for stage in report["stages"] if stage["name"] == name)
+    found: Mapping[str, Any] = {stage["name"]: stage for stage in report["stages"]}[name]
     return found
 
 
