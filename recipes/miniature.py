@@ -28,6 +28,8 @@ from recipes.schema_target import TargetConfig
 
 NUM_STEPS = 6
 SAVE_INTERVAL_STEPS = 2
+_MAX_RESTARTS = 2
+"""One for a host that is killed, one for what happens on a busy machine."""
 _KERNEL_BLOCK = 128
 """Rows that the splash kernel takes at once, and so its shortest sequence."""
 _SEQUENCE = 32
@@ -52,7 +54,7 @@ def miniature(recipe: Recipe, *, synthetic_data: bool = False) -> Recipe:
         data = dataclasses.replace(data, document_separator=min(separator, model.vocab_size - 1))
     return dataclasses.replace(
         recipe,
-        run=RunConfig(name=recipe.run.name, root=recipe.run.root, max_restarts=1),
+        run=RunConfig(name=recipe.run.name, root=recipe.run.root, max_restarts=_MAX_RESTARTS),
         hardware=HardwareConfig(generation="cpu", topology=_topology(recipe, mesh)),
         model=model,
         mesh=_mesh(recipe.mesh, mesh),

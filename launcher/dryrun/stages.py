@@ -11,7 +11,7 @@ from launcher.dryrun.checks import data_stage, manifest_stage, plan_stage, skipp
 from launcher.dryrun.children import child_env, run_env
 from launcher.dryrun.compiling import preflight_stage
 from launcher.dryrun.rehearsal import Lab, rehearse
-from launcher.dryrun.report import Outcome, Stage
+from launcher.dryrun.report import Outcome, Stage, describe
 from recipes.hardware import CPU
 from recipes.miniature import miniature
 from recipes.schema import Recipe
@@ -39,6 +39,7 @@ def stages(wanted: Wanted, directory: Path, say: Callable[[str], None]) -> Gener
     # Without its data the rest of a recipe can be rehearsed all the same.
     synthetic_data = wanted.synthetic_data or data.outcome == Outcome.FAILED
     small = miniature(recipe, synthetic_data=synthetic_data)
+    say(f"miniature: {describe(small)}; twice, which takes a minute or two")
     yield from rehearse(Lab(recipe=small, directory=directory, env=run_env(os.environ, directory)))
 
 

@@ -166,7 +166,7 @@ def test_what_belongs_to_other_machines_is_left_out() -> None:
     ).recipe
     small = miniature(recipe)
     assert check(small) == []
-    assert (small.run.deadline, small.run.max_cost, small.run.max_restarts) == (None, None, 1)
+    assert (small.run.deadline, small.run.max_cost, small.run.max_restarts) == (None, None, 2)
     assert dict(small.hardware.compiler_flags) == {}
     assert dict(small.target.env) == {"NAME": "1e-3"}
 
