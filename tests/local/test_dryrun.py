@@ -1,4 +1,7 @@
-"""`muster dryrun` with real launchers, agents and trainers: every shipped recipe, and what can go wrong."""
+"""`muster dryrun` with real launchers, agents and trainers: every shipped recipe, and what can go wrong.
+
+Meshes of 32 devices in miniature: ``pytest -m long tests/local/test_dryrun.py`` (about 6 minutes).
+"""
 
 from __future__ import annotations
 
@@ -106,6 +109,48 @@ def test_shipped(place: Place, recipe: str) -> None:
     assert stage_of(report, "resume")["detail"].endswith(f"to {NUM_STEPS}")
     assert "equal bit for bit" in stage_of(report, "compare")["detail"]
     assert place.written() == [], "nothing is left, and nothing was written elsewhere"
+
+
+WILD: Mapping[str, Sequence[str]] = {
+    "experts over five axes": (
+        "mixtral-8x7b-v6e-16x16",
+        "mesh.data=2",
+        "mesh.context=4",
+        "mesh.expert=8",
+        "mesh.tensor=2",
+        "mesh.zero1=true",
+        "model.num_shared_experts=2",
+        "model.dropout_rate=0.1",
+        "model.attention_window=4096",
+        "train.remat_policy=named",
+        "train.remat_offload=[layer_input]",
+        "train.grad_accum_steps=2",
+    ),
+    # Its processes have many independent collectives to begin at once: `trainer/devices.py` keeps their order.
+    "circular pipeline with a ring, in fp8": (
+        "llama3-70b-v5p-4x4x8",
+        "multislice=two-slices",
+        "multislice.data=1",
+        "multislice.fsdp=2",
+        "mesh.stage=4",
+        "mesh.stage_rounds=2",
+        "mesh.stage_microbatches=16",
+        "mesh.tensor=4",
+        "mesh.context=2",
+        "mesh.context_exchange=ring",
+        "model.attention=xla_chunked",
+        "model.quantization=fp8",
+        "data.document_separator=128001",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WILD)
+def test_everything_at_once(place: Place, name: str) -> None:
+    code, out, err = place.run(*WILD[name], "--no-preflight")
+    assert code == 0, out + err
+    assert "equal bit for bit" in out
 
 
 def test_all_failures_are_in_one_report(place: Place) -> None:
