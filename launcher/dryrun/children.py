@@ -98,7 +98,9 @@ def child(words: Sequence[str], *, directory: Path, name: str, env: Mapping[str,
 
 def child_env(environ: Mapping[str, str], directory: Path) -> Mapping[str, str]:
     """The environment of a child whose temporary files are to be below ``directory``."""
-    return {**environ, "TMPDIR": str(_folder(directory, "tmp"))}
+    temporary = str(_folder(directory, "tmp"))
+    # The TPU compiler's logs are in /tmp otherwise, whatever TMPDIR says.
+    return {"TPU_LOG_DIR": temporary, **environ, "TMPDIR": temporary}
 
 
 def run_env(environ: Mapping[str, str], directory: Path) -> Mapping[str, str]:

@@ -126,7 +126,7 @@ WILD: Mapping[str, Sequence[str]] = {
         "train.remat_offload=[layer_input]",
         "train.grad_accum_steps=2",
     ),
-    # Its processes have many independent collectives to begin at once: `trainer/devices.py` keeps their order.
+    # Its processes may begin many collectives at once: `trainer/devices.py` keeps their order.
     "circular pipeline with a ring, in fp8": (
         "llama3-70b-v5p-4x4x8",
         "multislice=two-slices",
