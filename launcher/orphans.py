@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from launcher import ledger
@@ -42,7 +42,7 @@ def end_orphans(run: RunDir, *, grace_period_s: float, say: Callable[[str], None
     suspects = [
         attempt for attempt in attempts if attempt in attempts[-2:] or run.attempt_end(attempt) is None
     ]
-    found = [record for attempt in suspects for record in _records(run.storage, attempt)]
+    found = [each for number in suspects for each in host_processes(run.storage, number).values()]
     running = [process for record in found for process in _processes(record) if is_running(process)]
     if not running:
         return
@@ -59,9 +59,13 @@ def end_orphans(run: RunDir, *, grace_period_s: float, say: Callable[[str], None
     wait_until_gone(left, grace_period_s)
 
 
-def _records(storage: Storage, attempt: int) -> Sequence[HostProcesses]:
+def host_processes(storage: Storage, attempt: int) -> Mapping[str, HostProcesses]:
+    """What the agents of an attempt noted, by host."""
     names = [name for name in storage.children(_folder(attempt)) if name.endswith(".json")]
-    return [ledger.read_record(storage, f"{_folder(attempt)}/{name}", HostProcesses) for name in names]
+    return {
+        name.removesuffix(".json"): ledger.read_record(storage, f"{_folder(attempt)}/{name}", HostProcesses)
+        for name in names
+    }
 
 
 def _processes(record: HostProcesses) -> Sequence[ProcessId]:

@@ -63,10 +63,17 @@ def _exists(pid: int) -> bool:
     return True
 
 
-def spawn_leashed(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """Starts ``argv`` in its own process group, output on one pipe; Linux kills it when its parent dies.
+def spawn_leashed(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdout: int | IO[bytes] = subprocess.PIPE,
+    stderr: int | IO[bytes] | None = subprocess.STDOUT,
+) -> subprocess.Popen[bytes]:
+    """Starts ``argv`` in its own process group, all output on one pipe unless it is told another place.
 
-    To be called from the main thread before there are others: the leash is held by the thread that forks.
+    Linux kills it when its parent dies. To be called from the main thread before there are others: the
+    leash is held by the thread that forks.
     """
     libc, parent = _libc(), os.getpid()
 
@@ -80,8 +87,8 @@ def spawn_leashed(argv: Sequence[str], *, env: Mapping[str, str]) -> subprocess.
         argv,
         env=dict(env),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stdout=stdout,
+        stderr=stderr,
         process_group=0,
         preexec_fn=leash,
     )

@@ -22,6 +22,9 @@ from recipes.schema import Recipe
 
 _SHUTDOWN_TIMEOUT_S = 60
 _MIN_CPU_THREADS = 32
+_IN_ORDER = "--xla_cpu_enable_concurrency_optimized_scheduler=false"
+"""Otherwise processes may begin independent collectives in different orders, and gloo, which matches them by
+order, ends with "collective mismatch": large programs, such as a pipeline over two processes."""
 
 
 def configure_platform(recipe: Recipe, num_processes: int) -> None:
@@ -33,6 +36,9 @@ def configure_platform(recipe: Recipe, num_processes: int) -> None:
         # Devices that wait in a collective hold a thread each, and a step may have several collectives under
         # way: with XLA's usual one thread a core, they now and then wait for ever ("Termination timeout").
         os.environ.setdefault("NPROC", str(_MIN_CPU_THREADS))
+    if num_processes > 1:
+        # Read at the first compilation; what the user set comes last, and counts.
+        os.environ["XLA_FLAGS"] = f"{_IN_ORDER} {os.environ.get('XLA_FLAGS', '')}".strip()
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", total // num_processes)
     # Devices of one process meet in memory; across processes the CPU client needs gloo.

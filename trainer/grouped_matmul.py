@@ -20,8 +20,9 @@ from trainer.quantization import ragged_dot
 GroupedMatmul = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 """Rows (r, d), matrices (e, d, f) and int32 group sizes (e,) -> (r, f)."""
 
-_TILE_RDF = (512, 1024, 1024)
-"""Largest tile of rows, contraction and output that the kernel holds in vector memory at once."""
+_MOST_ROWS, _MOST_COLUMNS = 512, 1024
+"""Largest tile of rows, and of contraction and output, that the kernel holds in vector memory at once."""
+_LANES = 128
 
 
 def grouped_matmul_of(config: ModelConfig, execution: Execution) -> GroupedMatmul:
@@ -39,6 +40,8 @@ def _megablox(x_rd: jax.Array, w_edf: jax.Array, group_sizes_e: jax.Array, *, in
     # Half a second of imports that dense models need not wait for.
     from jax.experimental.pallas.ops.tpu.megablox import gmm
 
-    tile = (largest_block(len(x_rd), _TILE_RDF[0]), *_TILE_RDF[1:])
+    # Nothing wider than the matrices, which the kernel would fill up; its gradients swap their sides.
+    columns = min(_MOST_COLUMNS, -(-max(w_edf.shape[1:]) // _LANES) * _LANES)
+    tile = (largest_block(len(x_rd), _MOST_ROWS), columns, columns)
     out: jax.Array = gmm(x_rd, w_edf, group_sizes_e, x_rd.dtype, tile, interpret=interpret)
     return out

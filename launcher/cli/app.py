@@ -27,6 +27,7 @@ VERBS = {
     "hardware": "List TPU generations and slices; explain an alias such as v6e-8.",
     "plan": "Show what a launch would do, touching nothing.",
     "preflight": "Say whether a recipe's step compiles and fits, without a TPU.",
+    "dryrun": "Rehearse a recipe here: plan, manifest, preflight, a run in miniature.",
     "doctor": "Check a recipe against its cluster, changing nothing.",
     "launch": "Run a recipe to its end, or resume it.",
     "supervise": "Keep runs going that were launched onto TPU VMs or a cluster.",

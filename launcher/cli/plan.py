@@ -43,9 +43,7 @@ def _manifest(composed: Composed) -> bytes:
       UserError: another target, or no JobSet that could run.
     """
     from launcher.bundle import left_out, make_bundle
-    from launcher.gke.manifest import manifest, manifest_bytes
-    from launcher.gke.validate import problems
-    from launcher.plan import make_plan
+    from launcher.manifest import target_manifest
     from recipes.check_target import launch_problems
 
     recipe, kind = composed.recipe, composed.recipe.target.kind
@@ -59,11 +57,4 @@ def _manifest(composed: Composed) -> bytes:
     bundle = make_bundle(Path.cwd()) if recipe.target.ship_code else None
     for line in left_out(bundle.skipped if bundle else ()):
         output.note(line)
-    if kind == "tpu":
-        from launcher.tpu.request import preview_bytes
-
-        return preview_bytes(recipe, bundle.digest if bundle else "").rstrip(b"\n")
-    found = manifest(recipe, make_plan(recipe), bundle=bundle.digest if bundle else None)
-    if wrong := problems(found):
-        raise RecipeError(recipe.name, wrong)
-    return manifest_bytes(found)
+    return target_manifest(recipe, bundle=bundle.digest if bundle else None)
