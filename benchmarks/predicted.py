@@ -91,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = shown
     print("\n".join(_table(rows, errors, is_markdown=options.markdown)))
     print("\n".join(_summary(rows, errors, is_markdown=options.markdown)))
+    print("\n".join(_scaling(rows, is_markdown=options.markdown)))
     return 0
 
 
@@ -298,6 +299,33 @@ def _summary(
         count = sum(chip in ("all", row.published.chip) for row in rows)
         line = f"| {chip} | {count} | {' | '.join(texts)} |"
         yield line if is_markdown else line.replace("|", " ")
+
+
+def _scaling(rows: Sequence[Row], *, is_markdown: bool) -> Iterator[str]:
+    """Steps on more slices over those on one, and in bfloat16 over quantized, published and predicted."""
+    constants = fitted_constants()
+    by_model: dict[tuple[str, str, int, int], list[Row]] = {}
+    for row in rows:
+        each, length = row.published, recipe_of(row.published).train.sequence_length
+        key = (each.chip, each.model, each.num_chips // each.num_slices, length)
+        by_model.setdefault(key, []).append(row)
+    if is_markdown:
+        yield "\n| step over step | published | predicted |\n|---|---:|---:|"
+    for same in by_model.values():
+        first = same[0]
+        for row in same[1:]:
+            more, less = (row, first) if row.published.num_slices > 1 else (first, row)
+            is_pair = row.published.quantization != first.published.quantization
+            if not (is_pair or row.published.num_slices > first.published.num_slices):
+                continue
+            told = more.published.step_s / less.published.step_s
+            found = predicted_s(more, constants) / predicted_s(less, constants)
+            name = f"{more.published.name} over {less.published.name}"
+            yield (
+                f"| {name} | {told:.3f} | {found:.3f} |"
+                if is_markdown
+                else f"{name}: {told:.3f}, {found:.3f}"
+            )
 
 
 def quantile(values: Sequence[float], share: float) -> float:

@@ -82,7 +82,8 @@ _TENSORS = {
 _POLICY = re.compile(r"([\w,]+)=(device|offload)")
 _SAVE_DOTS_BUT_MLP = "[query,key,value,attention_projected,mlp_out]"
 _QUANTIZATIONS = {"bf16": "none", "fp8_full": "fp8", "int8": "int8"}
-_SECOND_PER_MFU = 1e12
+_TERA = 1e12
+_LONG = 32_768
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,6 +132,8 @@ def _published(row: Mapping[str, str]) -> Published:
     overrides = (*_overrides(row, num_chips, num_slices), f"model.quantization={quantization}")
     model = row["model"].split(" (")[0]
     label = f"{model} {quantization}" if quantization != "none" else model
+    if int(row["seq"]) >= _LONG:
+        label += f" {int(row['seq']) // 1024}k"
     return Published(
         name=f"{label}, {row['chip']} {num_chips // num_slices}x{num_slices}",
         tier=row["tier"],
@@ -213,7 +216,7 @@ def _derived_step_s(row: Mapping[str, str], overrides: Sequence[str]) -> float:
     flops = 6 * count_matmul_parameters(recipe.model) + attention_flops_per_token(
         recipe.model, int(row["seq"])
     )
-    return tokens * flops / (float(row["tflops_chip"]) * _SECOND_PER_MFU * int(row["chips"]))
+    return tokens * flops / (float(row["tflops_chip"]) * _TERA * int(row["chips"]))
 
 
 def attention_flops_per_token(model: ModelConfig, sequence_length: int) -> int:

@@ -30,3 +30,8 @@ def size_text(size_bytes: int) -> str:
 
 def _escaped(char: str) -> str:
     return char.encode("unicode_escape").decode("ascii")
+
+
+def time_text(time_s: float) -> str:
+    """Three digits, in seconds or milliseconds."""
+    return f"{time_s:.3g} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms"

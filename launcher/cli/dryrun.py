@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @recipe_arguments()
 @json_option
 @click.option("--no-preflight", is_flag=True, help="Do not ask the TPU compiler.")
-@click.option("--estimate", is_flag=True, help="Preflight from sizes alone, at once.")
+@click.option("--quick", is_flag=True, help="Preflight from sizes alone, at once.")
 @click.option("--synthetic-data", is_flag=True, help="Random tokens instead of the recipe's data.")
 @click.option(
     "--dir",
@@ -43,7 +43,7 @@ def command(
     search: Sequence[Path],
     as_json: bool,
     no_preflight: bool,
-    estimate: bool,
+    quick: bool,
     synthetic_data: bool,
     folder: Path | None,
 ) -> None:
@@ -55,13 +55,13 @@ def command(
     from launcher.dryrun.report import render
     from launcher.dryrun.stages import Wanted
 
-    if no_preflight and estimate:
-        raise UserError("--no-preflight and --estimate exclude each other", hint="give one of them")
+    if no_preflight and quick:
+        raise UserError("--no-preflight and --quick exclude each other", hint="give one of them")
     began_s = time.monotonic()
     composed = compose_recipe(recipe, overrides, search).recipe
     compose_s = time.monotonic() - began_s
     searched = [word for each in search for word in ("--recipes", str(each))]
-    words = [recipe, *overrides, *searched, *(["--estimate"] if estimate else [])]
+    words = [recipe, *overrides, *searched, *(["--quick"] if quick else [])]
     wanted = Wanted(recipe=composed, preflight=None if no_preflight else words, synthetic_data=synthetic_data)
     with _stopped_by_signals(), _directory(folder) as place:
         report = _rehearse(wanted, place, compose_s)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.dryrun.checks import Seen
 from launcher.dryrun.children import child
-from launcher.text import size_text
+from launcher.text import size_text, time_text
 from recipes.contract import ExitCode
 from recipes.errors import UserError
 
@@ -39,4 +39,6 @@ def preflight_stage(
     if code != ExitCode.COMPLETE:
         hint = "`muster preflight` with the same words looks for the cheapest changes with which it fits"
         raise UserError(f"does not fit: {memory}", hint=hint, exit_code=code)
-    return Seen(detail=f"fits: {memory}")
+    prediction = answer["prediction"]
+    step = f"a step of {time_text(prediction['step_s'])} (to {time_text(prediction['high_s'])}) predicted"
+    return Seen(detail=f"fits: {memory}; {step}")

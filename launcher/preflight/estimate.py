@@ -141,7 +141,7 @@ def tensor_widths(model: ModelConfig, mesh: MeshShape) -> Mapping[str, int]:
         "value": kv_heads,
         "attention_out": heads,
         "attention_projected": residual,
-        "mlp_gate": hidden,
+        "mlp_gate": hidden if model.mlp_activation == "swiglu" else 0,
         "mlp_up": hidden,
         "mlp_out": residual,
     }

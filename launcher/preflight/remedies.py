@@ -46,6 +46,17 @@ def changed_recipe(recipe: Recipe, changes: Changes) -> Recipe | None:
     return None if check(changed) else changed
 
 
+def override_text(changes: Changes) -> Iterator[str]:
+    """``key=value`` for each change; of a mapping one for each entry."""
+    for key, value in changes.items():
+        if isinstance(value, Mapping):
+            yield from (f"{key}.{name}={entry}" for name, entry in value.items())
+        elif isinstance(value, (list, tuple)):
+            yield f"{key}=[{','.join(map(str, value))}]"
+        else:
+            yield f"{key}={str(value).lower() if isinstance(value, bool) else value}"
+
+
 def _vocabulary(recipe: Recipe) -> Iterator[Changes]:
     for chunks in _VOCAB_CHUNKS:
         if chunks > recipe.train.vocab_chunks:

@@ -19,7 +19,7 @@ from launcher.preflight.outline import outline
 from launcher.preflight.prediction import COMPILED, OUTLINE, Prediction, predict
 from launcher.preflight.program import program_of
 from launcher.preflight.torus import Torus
-from launcher.text import one_line, size_text
+from launcher.text import one_line, size_text, time_text
 from recipes.contract import CompileProblem
 from recipes.hardware import slice_shape
 from recipes.schema import Recipe
@@ -246,11 +246,6 @@ def _time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
     if prediction.run_cost_usd is not None:
         cost = f"USD {prediction.run_cost_usd:,.0f} ({prediction.price_source})"
     yield "run", f"{days}, {cost}"
-
-
-def time_text(time_s: float) -> str:
-    """Three digits, in seconds or milliseconds."""
-    return f"{time_s:.3g} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms"
 
 
 def _memory_rows(step: Step) -> Iterator[tuple[str, str]]:

@@ -157,7 +157,7 @@ def test_all_failures_are_in_one_report(place: Place) -> None:
     """It does not fit, its data are not here, and the rest is rehearsed all the same."""
     overrides = ["hardware.topology=4x4x4", "data=token-file", "data.path=/no/such/tokens"]
     kept = place.here / "kept"
-    code, out, err = place.run("llama3-405b-v5p-8x8x8-x2", *overrides, "--estimate", "--dir", str(kept))
+    code, out, err = place.run("llama3-405b-v5p-8x8x8-x2", *overrides, "--quick", "--dir", str(kept))
     assert code == ExitCode.BAD_INPUT, out + err
     lines = {line.split()[0]: line for line in out.splitlines()}
     assert "data.path=/no/such/tokens: does not exist" in lines["data"]

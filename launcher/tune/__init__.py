@@ -1,0 +1,1 @@
+"""Finds a faster way to run the same experiment: candidates, trials, and the winner as a recipe."""

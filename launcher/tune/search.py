@@ -1,0 +1,128 @@
+"""Ranks candidates by what is predicted of them, and has the best ones compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from launcher.preflight.estimate import estimate
+from launcher.preflight.outline import outline
+from launcher.preflight.prediction import OUTLINE, Prediction, predict
+from launcher.preflight.report import Report
+from launcher.tune.space import Candidate
+from recipes.errors import UserError
+from recipes.schema import Recipe
+
+MARGIN = 1.2
+"""Memory from sizes is up to a fifth off (docs/preflight.md): what needs this much more than there is cannot
+fit, and what needs this much less does."""
+_TRIES = 3
+"""Candidates compiled for each one that is wanted, at most."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trial:
+    """What is known of one candidate."""
+
+    candidate: Candidate
+    is_compiled: bool
+    hbm_bytes: int
+    usable_hbm_bytes: int | None
+    prediction: Prediction | None
+    """None where it does not compile or fit."""
+    problem: str = ""
+    """Why not."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "overrides": list(self.candidate.overrides),
+            "is_compiled": self.is_compiled,
+            "hbm_bytes": self.hbm_bytes,
+            "usable_hbm_bytes": self.usable_hbm_bytes,
+            "problem": self.problem,
+            "prediction": None if self.prediction is None else self.prediction.to_json(),
+        }
+
+
+def estimated(candidate: Candidate) -> Trial:
+    """From sizes alone."""
+    memory = estimate(candidate.recipe)
+    prediction = predict(candidate.recipe, outline(candidate.recipe), method=OUTLINE)
+    return Trial(
+        candidate=candidate,
+        is_compiled=False,
+        hbm_bytes=memory.hbm_bytes,
+        usable_hbm_bytes=memory.usable_hbm_bytes,
+        prediction=prediction,
+    )
+
+
+def ranked(found: Iterable[Candidate], *, margin: float) -> Sequence[Trial]:
+    """Those that may fit, fastest first; the same order every time.
+
+    Args:
+      margin: how many times usable HBM a candidate may need by its sizes.
+    """
+    trials = []
+    for candidate in found:
+        memory = estimate(candidate.recipe)
+        if memory.hbm_bytes <= margin * memory.usable_hbm_bytes:
+            trials.append(estimated(candidate))
+    return sorted(trials, key=_speed)
+
+
+def confirmed(
+    trials: Sequence[Trial], ask: Callable[[Recipe], Report], *, num_wanted: int
+) -> Iterator[Trial]:
+    """Compiles one after another until so many have been found to fit, the recipe's own besides.
+
+    Raises:
+      UserError: a limit of the compiler was reached, or there is none; those before it were yielded.
+    """
+    own = [trial for trial in trials if not trial.candidate.changes]
+    others = [trial for trial in trials if trial.candidate.changes][: _TRIES * num_wanted]
+    num_found = 0
+    for trial in (*own, *others):
+        tried = compiled(trial.candidate, ask)
+        yield tried
+        num_found += bool(tried.candidate.changes and tried.prediction)
+        if num_found == num_wanted:
+            return
+
+
+def compiled(candidate: Candidate, ask: Callable[[Recipe], Report]) -> Trial:
+    """What the compiler says of one candidate; that it refuses it is an answer too."""
+    try:
+        report = ask(candidate.recipe)
+    except UserError as error:
+        if error.exit_code != 1:
+            raise
+        return Trial(
+            candidate=candidate,
+            is_compiled=True,
+            hbm_bytes=0,
+            usable_hbm_bytes=None,
+            prediction=None,
+            problem=error.message,
+        )
+    return Trial(
+        candidate=candidate,
+        is_compiled=True,
+        hbm_bytes=report.hbm_bytes,
+        usable_hbm_bytes=report.usable_hbm_bytes,
+        prediction=report.prediction if report.fits else None,
+        problem="" if report.fits else "does not fit",
+    )
+
+
+def fastest(trials: Iterable[Trial]) -> Sequence[Trial]:
+    """Those with a prediction, fastest first."""
+    return sorted((trial for trial in trials if trial.prediction is not None), key=_speed)
+
+
+def _speed(trial: Trial) -> tuple[float, int, tuple[str, ...]]:
+    """Of candidates that are alike, the one that needs less memory, then the one that changes less."""
+    assert trial.prediction is not None
+    overrides = trial.candidate.overrides
+    return round(trial.prediction.step_s, 6), trial.hbm_bytes, (str(len(overrides)).zfill(3), *overrides)
