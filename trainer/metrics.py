@@ -22,9 +22,9 @@ import jax
 
 from recipes.contract import METRICS_DIR, PROGRESS_FILE, ExitCode, HostContext, Phase, Progress
 from recipes.errors import UserError
+from recipes.flops import peak_flops_per_s, step_flops
 from recipes.hardware import slice_shape
 from recipes.schema import Recipe
-from recipes.flops import peak_flops_per_s, step_flops
 
 _STEPS_IN_FLIGHT = 2
 """Steps that the host may run ahead of the devices."""

@@ -95,7 +95,7 @@ def _search(recipe: Recipe, ask: Ask | None, *, num_wanted: int, tries_flags: bo
     if not trials:
         raise UserError(
             f"no way to run {recipe.name} on {recipe.hardware.generation} {recipe.hardware.topology} fits",
-            hint="use more chips or a smaller train.global_batch_size; `muster preflight` says what fills them",
+            hint="use more chips or a smaller train.global_batch_size; see `muster preflight` for the need",
             exit_code=ExitCode.EXPERIMENT_FAILED,
         )
     return trials

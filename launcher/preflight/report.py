@@ -241,11 +241,12 @@ def _time_rows(prediction: Prediction) -> Iterator[tuple[str, str]]:
             what = f"{share.category} {share.axes}".strip()
             part = 100 * share.time_s / prediction.step_s
             yield "" if number else label, f"{time_text(share.time_s):>8}  {part:4.1f} %  {what}"
-    days = f"{prediction.run_days:.3g} days without saves and restarts"
+    days = prediction.run_days
+    lasts = f"{days:.3g} days" if days >= 1 else f"{24 * days:.2g} hours"
     cost = "no price is known: set hardware.price_per_chip_hour"
     if prediction.run_cost_usd is not None:
         cost = f"USD {prediction.run_cost_usd:,.0f} ({prediction.price_source})"
-    yield "run", f"{days}, {cost}"
+    yield "run", f"{lasts} without saves and restarts, {cost}"
 
 
 def _memory_rows(step: Step) -> Iterator[tuple[str, str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -235,12 +236,11 @@ def test_what_is_waited_for_is_said() -> None:
     assert [(event.category, event.axes) for event, _ in waits] == [("all-gather", "fsdp")]
     assert waits[0][1] == pytest.approx(GATHER_S - 0.05)
     starts = [event for event in line.events if event.lane == "ici"]
-    assert [(event.start_s, event.duration_s) for event in starts] == [(0.0, pytest.approx(GATHER_S))]
+    (gather,) = starts
+    assert (gather.start_s, gather.duration_s) == pytest.approx((0.0, GATHER_S))
 
 
 def test_what_goes_on_beside_holds_work_up_by_a_share() -> None:
-    import dataclasses
-
     rates = dataclasses.replace(RATES, beside_share=0.4)
     line = timeline([start("a"), work(SECOND), wait("a")], rates, attended_share=1.0)
     assert line.duration_s == pytest.approx(1.0 + 0.4 * GATHER_S)

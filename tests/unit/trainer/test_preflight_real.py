@@ -25,8 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def preflight(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return muster(folder, "preflight", "./tiny.yaml", *words)
+
+
+def muster(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(Path(sys.executable).with_name("muster")), "preflight", "./tiny.yaml", *words],
+        [str(Path(sys.executable).with_name("muster")), *words],
         cwd=folder,
         env={**os.environ, "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
@@ -42,10 +46,32 @@ def test_a_step_that_fits_is_compiled_once(folder: Path) -> None:
     report = json.loads(first.stdout)
     assert (report["fits"], report["is_estimate"], report["num_devices"]) == (True, False, 8)
     assert report["step"]["argument_bytes"] < report["hbm_bytes"] < report["usable_hbm_bytes"]
+    predicted = report["prediction"]
+    assert predicted["method"] == "compiled"
+    assert predicted["step_s"] ** 2 == pytest.approx(
+        predicted["program_s"] * predicted["outline_s"], rel=0.01
+    )
+    assert {share["axes"] for share in predicted["waits"]} >= {"fsdp", "tensor"}
     # No compiler answers within a second.
     second = preflight(folder, "run.name=other", "--time-limit", "1")
     assert second.returncode == 0, second.stderr
     assert second.stdout.startswith("recipe     tiny\nhardware   v5e 2x4: 8 devices\nmemory     fits: ")
+
+
+@NEEDS_LIBTPU
+def test_the_winner_of_a_search_was_compiled_and_can_be_planned(folder: Path) -> None:
+    words = ("tune", "tiny", "--recipes", ".", "--confirm", "1", "--json")
+    first = muster(folder, *words, "--write", "faster")
+    assert first.returncode == 0, first.stderr
+    best, own = json.loads(first.stdout)["trials"]
+    assert best["is_compiled"] and own["is_compiled"]
+    assert best["prediction"]["step_s"] < own["prediction"]["step_s"]
+    assert (best["hbm_bytes"] < best["usable_hbm_bytes"], own["overrides"]) == (True, [])
+    assert muster(folder, "plan", "faster", "--recipes", ".").returncode == 0
+    # All that was compiled is kept: no compiler answers within a second.
+    second = muster(folder, *words, "--time-limit", "1")
+    assert second.returncode == 0, second.stderr
+    assert json.loads(second.stdout) == json.loads(first.stdout)
 
 
 @NEEDS_LIBTPU
