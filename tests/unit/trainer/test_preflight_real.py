@@ -48,9 +48,7 @@ def test_a_step_that_fits_is_compiled_once(folder: Path) -> None:
     assert report["step"]["argument_bytes"] < report["hbm_bytes"] < report["usable_hbm_bytes"]
     predicted = report["prediction"]
     assert predicted["method"] == "compiled"
-    assert predicted["step_s"] ** 2 == pytest.approx(
-        predicted["program_s"] * predicted["outline_s"], rel=0.01
-    )
+    assert predicted["outline_s"] < predicted["step_s"] < predicted["program_s"]
     assert {share["axes"] for share in predicted["waits"]} >= {"fsdp", "tensor"}
     # No compiler answers within a second.
     second = preflight(folder, "run.name=other", "--time-limit", "1")
