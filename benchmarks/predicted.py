@@ -76,7 +76,7 @@ FREE: Mapping[str, tuple[float, float, float]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parse(argv)
-    rows = [_row(each, compiles=options.compiled) for each in published()]
+    rows = [read_row(each, compiles=options.compiled) for each in published()]
     if options.fit:
         print(json.dumps(dataclasses.asdict(fitted_to(rows)), indent=2))
     found = {
@@ -107,7 +107,7 @@ def _of(rows: Sequence[Row], errors: Mapping[Published, float]) -> Mapping[Publi
     return {row.published: errors[row.published] for row in rows if row.published in errors}
 
 
-def _row(each: Published, *, compiles: bool) -> Row:
+def read_row(each: Published, *, compiles: bool) -> Row:
     compiled = _compiled(each) if compiles else ()
     return Row(published=each, outline=outline(recipe_of(each)), compiled=compiled)
 
