@@ -104,16 +104,17 @@ def _meshes(recipe: Recipe) -> Iterator[Changes]:
     contexts = shards if is_long else [1]
     experts = [size for size in shards if model.num_experts % size == 0] if model.num_experts > 1 else [1]
     across = list(_across_slices(recipe))
+    queues = list(_microbatches(recipe))
     for tensor, context, expert, data in itertools.product(shards, contexts, experts, shards):
         taken = tensor * context * expert * data
         if devices % taken:
             continue
         inside = {"data": data, "context": context, "expert": expert, "tensor": tensor}
         degrees = {f"mesh.{axis}": degree for axis, degree in inside.items()}
-        for slices in across:
+        for slices, queue in itertools.product(across, queues):
             replicas = data * slices.get("multislice.data", 1)
             zero1 = {"mesh.zero1": True} if replicas > 1 else {}
-            yield {**degrees, "mesh.fsdp": devices // taken, **slices, **zero1}
+            yield {**degrees, "mesh.fsdp": devices // taken, **slices, **queue, **zero1}
 
 
 def _across_slices(recipe: Recipe) -> Iterator[dict[str, int]]:
@@ -125,6 +126,15 @@ def _across_slices(recipe: Recipe) -> Iterator[dict[str, int]]:
         return
     yield {"multislice.data": slices, "multislice.fsdp": 1}
     yield {"multislice.data": 1, "multislice.fsdp": slices}
+
+
+def _microbatches(recipe: Recipe) -> Iterator[dict[str, int]]:
+    """Parts of a batch in a pipeline: with more of them stages wait less, and each does less at a time."""
+    stages = recipe_mesh(recipe).total["stage"]
+    if stages == 1:
+        yield {}
+        return
+    yield from ({"mesh.stage_microbatches": factor * stages} for factor in _PARTS)
 
 
 def _powers(most: int) -> Iterator[int]:

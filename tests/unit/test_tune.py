@@ -69,6 +69,19 @@ def test_axes_that_the_model_has_a_use_for(name: str, overrides: Sequence[str], 
     assert slices == ({(2, 1), (1, 2)} if "multislice=two-slices" in overrides else {(1, 1)})
 
 
+def test_a_pipeline_gets_more_microbatches() -> None:
+    recipe = compose(V5P, ["mesh.stage=2", "mesh.fsdp=64"]).recipe
+    found = list(candidates(recipe))
+    assert {each.recipe.mesh.stage for each in found} == {2}
+    assert {each.recipe.mesh.stage_microbatches for each in found} == {None, 2, 4, 8, 16}
+    slowest, fastest_ = (
+        estimated(each).prediction
+        for each in (found[0], max(found, key=lambda each: each.recipe.mesh.stage_microbatches or 0))
+    )
+    assert slowest is not None and fastest_ is not None
+    assert fastest_.step_s < slowest.step_s
+
+
 def test_ranks_are_by_speed_and_the_same_every_time(found: list[Candidate]) -> None:
     trials = ranked(found, margin=1 / MARGIN)
     steps = [trial.prediction.step_s for trial in trials if trial.prediction]
