@@ -15,6 +15,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from launcher.preflight.estimate import tensor_widths
 from launcher.preflight.kernels import ATTENTION, GROUPED_MATMUL, Kernel
 from launcher.preflight.program import Op
 from launcher.preflight.rates import overlapping_exchanges
@@ -283,8 +284,6 @@ class _Outline:
         train = self.recipe.train
         if train.remat_policy != "named" or not train.remat_offload:
             return
-        from launcher.preflight.estimate import tensor_widths
-
         widths = tensor_widths(self.recipe.model, self.mesh)
         size = self.tokens * self.element_bytes * sum(widths[name] for name in train.remat_offload)
         yield Op(name=category, category=category, lane="host", size_bytes=size)

@@ -212,10 +212,8 @@ def render(report: Report) -> str:
 def _head(report: Report) -> Iterator[tuple[str, str]]:
     slices = f" x {report.num_slices} slices" if report.num_slices > 1 else ""
     yield "recipe", report.recipe
-    yield (
-        "hardware",
-        f"{report.generation} {report.topology}{slices}: {report.num_devices} device{'s' if report.num_devices > 1 else ''}",
-    )
+    devices = f"{report.num_devices} device{'s' if report.num_devices > 1 else ''}"
+    yield "hardware", f"{report.generation} {report.topology}{slices}: {devices}"
     usable = report.usable_hbm_bytes
     need = (
         f"{size_text(report.hbm_bytes)}{f' of {size_text(usable)}' if usable else ''} of HBM on each device"
