@@ -103,21 +103,6 @@ def _check_complete(launch: Child, lab: Lab, name: str) -> None:
     raise UserError(str(answer["reason"]), hint=str(hint), exit_code=code)
 
 
-def _cut(lab: Lab) -> Iterator[Stage]:
-    with lab.launch(CUT) as launch:
-        kill = staged("kill", lambda: _kill_last_host(launch, lab))
-        yield kill
-        if kill.outcome == Outcome.OK:
-            resume = staged("resume", lambda: _see_resumed(launch, lab))
-            yield resume
-            if resume.outcome == Outcome.OK:
-                yield staged("compare", lambda: _compare(lab))
-                return
-        else:
-            yield skipped("resume", "no host was killed")
-    yield skipped("compare", "no run was resumed")
-
-
 def _kill_last_host(launch: Child, lab: Lab) -> Seen:
     """SIGKILL to agent and trainer, once a checkpoint is committed: a machine that is gone."""
     run = lab.run(CUT)
