@@ -84,7 +84,10 @@ def rates_of(name: str, quantization: str, constants: Constants) -> Rates:
     own = data["generations"][name]
     assert chip.hbm_bytes_per_s and chip.ici_link_bytes_per_s and chip.dcn_bytes_per_s
     peak, hbm = chip.peak_flops_per_s["bf16"] / chip.devices_per_chip, chip.hbm_bytes_per_s
-    matmul = _of(constants.matmul_share, name) * constants.quantized_speed.get(quantization, 1.0)
+    # A chip without units for a dtype multiplies in bfloat16.
+    faster = chip.peak_flops_per_s.get(quantization, 0.0) / chip.peak_flops_per_s["bf16"]
+    speed = max(1.0, min(faster, constants.quantized_speed.get(quantization, 1.0)))
+    matmul = _of(constants.matmul_share, name) * speed
     return Rates(
         cycle_s=_of(constants.cycle_scale, name) / own["clock_hz"],
         matmul_flops_per_s=peak * matmul,

@@ -124,6 +124,25 @@ def test_a_kernel_fills_the_matrix_unit_as_far_as_its_heads_are_wide() -> None:
     assert kernel_s(RATES, grouped, 0.5) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(
+    ("name", "quantization", "is_faster"),
+    [
+        ("v4", "int8", False),
+        ("v5e", "int8", True),
+        ("v5p", "fp8", False),
+        ("tpu7x", "fp8", True),
+        ("tpu7x", "int8", False),
+    ],
+)
+def test_a_dtype_is_faster_where_the_chip_has_units_for_it(
+    name: str, quantization: str, is_faster: bool
+) -> None:
+    plain, quantized = (
+        rates_of(name, each, fitted_constants()).matmul_flops_per_s for each in ("none", quantization)
+    )
+    assert (quantized > plain) is is_faster
+
+
 def floats(*shapes: tuple[int, ...]) -> list[Array]:
     return [Array(dtype="bf16", dims=shape, memory_space=0) for shape in shapes]
 
