@@ -80,7 +80,7 @@ def command(
     ranking = _ranking(composed, is_final=ask is None)
     tried = ranking.trials
     if ask is not None:
-        tried = _compiled(ranking, ask, num_wanted=num_wanted, tries_flags=tries_flags, fresh=fresh)
+        tried = compile_best(ranking, ask, num_wanted=num_wanted, tries_flags=tries_flags, fresh=fresh)
     found = fastest(tried)
     if not found:
         nearest = min(tried, key=lambda trial: trial.hbm_bytes or math.inf, default=ranking.least)
@@ -104,7 +104,7 @@ def _ranking(recipe: Recipe, *, is_final: bool) -> Ranking:
     return ranking
 
 
-def _compiled(
+def compile_best(
     ranking: Ranking, ask: Ask, *, num_wanted: int, tries_flags: bool, fresh: bool
 ) -> Sequence[Trial]:
     """What the compiler was asked, whatever it said."""
