@@ -134,7 +134,8 @@ def test_what_cannot_fit_is_not_ranked(margin: float) -> None:
     for candidate in all_of_them:
         others = [candidate, *thriftier(candidate)] if candidate.changes else [candidate]
         needs = [estimate(other.recipe) for other in others]
-        fits = any(need.hbm_bytes <= margin * need.usable_hbm_bytes for need in needs)
+        is_known = margin > 1 or candidate.recipe.train.remat_policy in ("full", "named")
+        fits = is_known and any(need.hbm_bytes <= margin * need.usable_hbm_bytes for need in needs)
         assert (without_thrift(candidate) in kept) == fits
 
 
@@ -196,13 +197,14 @@ def test_the_best_are_compiled_until_enough_fit(found: list[Candidate]) -> None:
 class Hungry(Compiler):
     """Finds that steps need so many times what their sizes say."""
 
-    def __init__(self, times: float) -> None:
+    def __init__(self, times: float, policy: str = "") -> None:
         super().__init__()
-        self.times = times
+        self.times, self.policy = times, policy
 
     def __call__(self, recipe: Recipe) -> Report:
         report = super().__call__(recipe)
-        need = round(self.times * report.hbm_bytes)
+        is_hungry = self.policy in ("", recipe.train.remat_policy)
+        need = round((self.times if is_hungry else 1) * report.hbm_bytes)
         assert report.usable_hbm_bytes is not None
         return dataclasses.replace(report, hbm_bytes=need, fits=need <= report.usable_hbm_bytes)
 
@@ -218,6 +220,26 @@ def test_what_the_compiler_says_of_memory_is_learned_from() -> None:
     ahead = [trial for trial in trials if trial.hbm_bytes * 1.1 > (trial.usable_hbm_bytes or 0)]
     assert len(ahead) > 9
     assert sum(trial.prediction is None for trial in tried[1:]) <= 1
+
+
+def test_what_is_learned_of_one_policy_is_not_taken_for_others() -> None:
+    recipe = compose(V5E, []).recipe
+    trials = ranked(candidates(recipe), margin=MARGIN).trials
+    assert trials[0].candidate.recipe.train.remat_policy == "none"
+    tried = list(confirmed(trials, Hungry(3.4, policy="none"), num_wanted=3))
+    policies = [trial.candidate.recipe.train.remat_policy for trial in tried]
+    assert policies.count("none") == 1
+    fitting = [trial for trial in tried if trial.prediction and trial.candidate.changes]
+    others = [each for each in trials if each.candidate.recipe.train.remat_policy != "none"]
+    fits = [each for each in others if each.hbm_bytes <= (each.usable_hbm_bytes or 0)]
+    assert [trial.candidate for trial in fitting] == [each.candidate for each in fits[:3]]
+
+
+def test_without_a_compiler_only_known_sizes_are_proposed(found: list[Candidate]) -> None:
+    assert {"none", "minimal"} <= {each.recipe.train.remat_policy for each in found}
+    for margin, policies in ((1 / MARGIN, {"full", "named"}), (MARGIN, {"full", "named", "none", "minimal"})):
+        trials = ranked(found, margin=margin).trials
+        assert {each.candidate.recipe.train.remat_policy for each in trials} == policies
 
 
 def test_a_refusal_is_an_answer_and_a_limit_is_not(found: list[Candidate]) -> None:

@@ -32,9 +32,12 @@ def test_a_published_mesh_is_found_or_a_faster_one(name: str) -> None:
     start = changed(Candidate(changes={}, recipe=told), {**plain, "mesh.fsdp": devices})
     assert start is not None
     ranking = ranked(candidates(start.recipe), margin=MARGIN)
-    best, published_s = ranking.trials[0].prediction, estimated(Candidate(changes={}, recipe=told)).prediction
+    # Of what other policies keep sizes say too little (docs/tune.md).
+    policies = ("full", "named", told.train.remat_policy)
+    trials = [each for each in ranking.trials if each.candidate.recipe.train.remat_policy in policies]
+    best, published_s = trials[0].prediction, estimated(Candidate(changes={}, recipe=told)).prediction
     assert best is not None and published_s is not None
     assert best.step_s <= published_s.step_s * (1 + 1e-6)
-    meshes = [recipe_mesh(each.candidate.recipe).ici for each in ranking.trials]
+    meshes = [recipe_mesh(each.candidate.recipe).ici for each in trials]
     assert HIDDEN[name] in [{axis: size for axis, size in mesh.items() if size > 1} for mesh in meshes]
     assert {fingerprint(each.candidate.recipe) for each in ranking.trials} == {fingerprint(told)}
