@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.preflight.estimate import estimate
+from launcher.preflight.estimate import Estimate, estimate
 from launcher.preflight.outline import outline
 from launcher.preflight.prediction import OUTLINE, Prediction, predict
 from launcher.preflight.report import Report
-from launcher.tune.space import Candidate
+from launcher.tune.space import Candidate, thriftier
 from recipes.errors import UserError
 from recipes.schema import Recipe
 
 MARGIN = 1.2
 """Memory from sizes is up to a fifth off (docs/preflight.md): what needs this much more than there is cannot
 fit, and what needs this much less does."""
+_LEARNED_MARGIN = 1.05
+"""The same once the compiler has said how far off sizes are for this recipe."""
 _TRIES = 3
 """Candidates compiled for each one that is wanted, at most."""
 
@@ -58,37 +61,82 @@ def estimated(candidate: Candidate) -> Trial:
     )
 
 
-def ranked(found: Iterable[Candidate], *, margin: float) -> Sequence[Trial]:
-    """Those that may fit, fastest first; the same order every time.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """All candidates by what their sizes say."""
+
+    num_candidates: int
+    trials: Sequence[Trial]
+    """Those that may fit, fastest first."""
+    least: Trial
+    """What needs least memory, whether it fits or not."""
+
+
+def ranked(found: Iterable[Candidate], *, margin: float) -> Ranking:
+    """The same order every time, whatever that of ``found``, which is not empty.
 
     Args:
       margin: how many times usable HBM a candidate may need by its sizes.
     """
-    trials = []
-    for candidate in found:
-        memory = estimate(candidate.recipe)
+    trials, count = [], 0
+    least: tuple[int, tuple[str, ...]] | None = None
+    for count, candidate in enumerate(found, start=1):  # noqa: B007  # the last count is the number
+        chosen, memory = _thrifty_enough(candidate, margin)
+        need = memory.hbm_bytes, chosen.overrides
+        if least is None or need < least:
+            least, smallest = need, chosen
         if memory.hbm_bytes <= margin * memory.usable_hbm_bytes:
-            trials.append(estimated(candidate))
-    return sorted(trials, key=_speed)
+            trials.append(estimated(chosen))
+    return Ranking(num_candidates=count, trials=sorted(trials, key=_speed), least=estimated(smallest))
+
+
+def _thrifty_enough(candidate: Candidate, margin: float) -> tuple[Candidate, Estimate]:
+    """As it is where it fits without doubt; else in as little less memory as it takes, or in the least."""
+    memory = estimate(candidate.recipe)
+    if not candidate.changes:
+        return candidate, memory
+    for other in thriftier(candidate):
+        if memory.hbm_bytes <= min(margin, 1 / MARGIN) * memory.usable_hbm_bytes:
+            break
+        less = estimate(other.recipe)
+        if less.hbm_bytes < memory.hbm_bytes:
+            candidate, memory = other, less
+    return candidate, memory
 
 
 def confirmed(
     trials: Sequence[Trial], ask: Callable[[Recipe], Report], *, num_wanted: int
 ) -> Iterator[Trial]:
-    """Compiles one after another until so many have been found to fit, the recipe's own besides.
+    """Compiles one after another until so many have been found to fit, the recipe's own first and besides.
+
+    What the compiler says of memory is held against what sizes said: those that would not fit, were sizes as
+    far off for them, are passed over.
 
     Raises:
       UserError: a limit of the compiler was reached, or there is none; those before it were yielded.
     """
     own = [trial for trial in trials if not trial.candidate.changes]
-    others = [trial for trial in trials if trial.candidate.changes][: _TRIES * num_wanted]
-    num_found = 0
+    others = [trial for trial in trials if trial.candidate.changes]
+    ratios: list[float] = []
+    num_found = num_tried = 0
     for trial in (*own, *others):
-        tried = compiled(trial.candidate, ask)
-        yield tried
-        num_found += bool(tried.candidate.changes and tried.prediction)
-        if num_found == num_wanted:
+        is_own = not trial.candidate.changes
+        if num_found == num_wanted or num_tried == _TRIES * num_wanted:
             return
+        if not is_own and not _may_fit(trial, ratios):
+            continue
+        tried = compiled(trial.candidate, ask)
+        if tried.hbm_bytes:
+            ratios.append(tried.hbm_bytes / trial.hbm_bytes)
+        num_tried += not is_own
+        num_found += tried.prediction is not None and not is_own
+        yield tried
+
+
+def _may_fit(trial: Trial, ratios: Sequence[float]) -> bool:
+    if not ratios or trial.usable_hbm_bytes is None:
+        return True
+    return statistics.median(ratios) * trial.hbm_bytes <= _LEARNED_MARGIN * trial.usable_hbm_bytes
 
 
 def compiled(candidate: Candidate, ask: Callable[[Recipe], Report]) -> Trial:
