@@ -33,5 +33,7 @@ def _escaped(char: str) -> str:
 
 
 def time_text(time_s: float) -> str:
-    """Three digits, in seconds or milliseconds."""
+    """In whole seconds from a thousand on, else three digits of seconds or milliseconds."""
+    if time_s >= 1000:
+        return f"{time_s:,.0f} s"
     return f"{time_s:.3g} s" if time_s >= 1 else f"{1e3 * time_s:.3g} ms"

@@ -14,6 +14,7 @@ from launcher.preflight.program import Op
 from launcher.preflight.rates import Rates, dcn_s, exchange_s, fitted_constants, kernel_s, rates_of
 from launcher.preflight.timeline import Event, core_events, timeline
 from launcher.preflight.torus import Link, Side, Torus
+from launcher.text import time_text
 from recipes.parallelism import AXES
 
 GB = 10**9
@@ -274,3 +275,11 @@ def test_events_of_a_loop_are_those_of_one_round() -> None:
     loop: Event = line.events[0]
     assert loop.duration_s == pytest.approx(6.0)
     assert [event.start_s for event in loop.inside] == [0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("time_s", "text"),
+    [(0.0123456, "12.3 ms"), (0.9994, "999 ms"), (1.0, "1 s"), (12.345, "12.3 s"), (125808.7, "125,809 s")],
+)
+def test_seconds_in_words(time_s: float, text: str) -> None:
+    assert time_text(time_s) == text
