@@ -93,8 +93,15 @@ class _Sizes:
             "named": {"layer_input", *train.remat_save},
         }[train.remat_policy]
         offloaded = set(train.remat_offload) if train.remat_policy == "named" else set()
-        width = sum(widths[name] for name in saved - offloaded)
-        return self.layers * self.tokens * width * self.element_bytes
+        size = sum(widths[name] for name in saved - offloaded) * self.element_bytes
+        if train.remat_policy == "none":
+            size += _FLOAT32_BYTES * self._kept_floats(widths)
+        return self.layers * self.tokens * size
+
+    def _kept_floats(self, widths: Mapping[str, int]) -> int:
+        """Of a layer where nothing is computed anew, in float32: sums and norms of the residual stream,
+        queries before and after RoPE, and the activation with its argument and its slope."""
+        return 4 * widths["layer_input"] + 2 * widths["query"] + 3 * widths["mlp_up"]
 
     def layer_bytes(self) -> int:
         """One layer backward: its weights and their gradients whole, and its activations and theirs."""

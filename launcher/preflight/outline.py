@@ -160,7 +160,8 @@ class _Outline:
         yield from _pairs(self._exchanged_activations(6 if len(recomputed) > 2 else 4), waits)
         yield from self._exchanged_tokens(3 if "mlp_up" in again else 2)
         if train.remat_policy != "none":
-            yield from self._work(recomputed, 1, 1, attends="attention_out" not in train.remat_save)
+            kept = (*train.remat_save, *train.remat_offload)
+            yield from self._work(recomputed, 1, 1, attends="attention_out" not in kept)
         yield from self._work(matmuls, 2, 2)
         yield from waits
 

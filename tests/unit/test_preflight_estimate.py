@@ -20,6 +20,8 @@ PEAKS = [
     ("llama3-8b-v5e-16x16", (), 4.29),
     ("llama3-8b-v6e-16x16-x2", (), 4.75),
     ("mixtral-8x7b-v6e-16x16", (), 14.87),
+    # Refused by libtpu 0.0.50.1, which says what it needs (hardware.tuned_flags=false).
+    ("llama3-8b-v5e-16x16", ("train.remat_policy=none",), 98.5),
     (PAIRS[1].recipe, PAIRS[1].overrides, 24.70),
     (PAIRS[3].recipe, PAIRS[3].overrides, 21.33),
 ]
