@@ -70,7 +70,8 @@ def test_the_winner_of_a_search_was_compiled_and_can_be_planned(folder: Path) ->
     # All that was compiled is kept: no compiler answers within a second.
     second = muster(folder, *words, "--time-limit", "1")
     assert second.returncode == 0, second.stderr
-    assert ("read again" in first.stderr, second.stderr.count("read again")) == (False, 2)
+    # The recipe itself was compiled by the test before, the winner here.
+    assert first.stderr.count("read again") < second.stderr.count("read again") == 2
     assert json.loads(second.stdout) == json.loads(first.stdout)
 
 
