@@ -22,8 +22,7 @@ fit, and what needs this much less does."""
 _LEARNED_MARGIN = 1.05
 """The same once the compiler has said how far off sizes are for this recipe."""
 _SIZED = ("full", "named")
-"""Policies of which it is known what they keep. What minimal and none keep is JAX's and XLA's choice: a
-step of Llama 3 8B without recomputation needed 48.1 GiB by the compiler, and 14.1 by its sizes."""
+"""Policies of which it is known what they keep. What minimal and none keep is JAX's and XLA's choice."""
 _TRIES = 3
 """Candidates compiled for each one that is wanted, at most."""
 

@@ -223,7 +223,7 @@ def test_what_the_compiler_says_of_memory_is_learned_from() -> None:
 
 
 def test_what_is_learned_of_one_policy_is_not_taken_for_others() -> None:
-    recipe = compose(V5E, []).recipe
+    recipe = compose(V5E, ["train.sequence_length=1024"]).recipe
     trials = ranked(candidates(recipe), margin=MARGIN).trials
     assert trials[0].candidate.recipe.train.remat_policy == "none"
     tried = list(confirmed(trials, Hungry(3.4, policy="none"), num_wanted=3))
